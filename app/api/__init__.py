@@ -1,0 +1,1 @@
+"""HTTP only: routes, schemas and the way from engine events to server-sent events."""

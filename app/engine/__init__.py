@@ -1,0 +1,1 @@
+"""The engine: serving state, text, models, plans and the devices that run them."""

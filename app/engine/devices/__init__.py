@@ -1,0 +1,1 @@
+"""Local devices: numpy (the readable reference), cpu (native), cuda."""

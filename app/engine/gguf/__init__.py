@@ -1,0 +1,1 @@
+"""GGUF files: reading, quantized types, and a small writer for tests."""

@@ -1,0 +1,1 @@
+"""Native kernels and their Python faces."""

@@ -1,0 +1,91 @@
+"""One ordered lane: a thread that does submitted jobs strictly in order.
+
+Local devices stand on it. A job may wait for a future's value before it runs; everything behind it waits as well.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from app.errors import DeviceLost
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    work: Callable[[], Any]
+    future: Future[Any] | None
+    surfaces: bool  # whether this job reports an earlier job's error
+
+
+class Lane:
+    """Runs jobs in order on a thread of its own.
+
+    An exception of a job goes to its future if it has one; otherwise it is kept and raised by the next job submitted
+    with `surfaces=True` (reads and events), once. Jobs submitted after `close` raise `DeviceLost`.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._jobs: deque[_Job] = deque()
+        self._wake = threading.Condition()
+        self._closed = False
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._work, name=f"lane-{name}", daemon=True)
+        self._thread.start()
+
+    def submit(self, work: Callable[[], Any]) -> None:
+        """Queue a job nobody waits for; its error surfaces at the next read or event."""
+        self._put(_Job(work, None, False))
+
+    def call(self, work: Callable[[], Any], *, surfaces: bool = False) -> Future[Any]:
+        """Queue a job and return the future of its result."""
+        future: Future[Any] = Future()
+        self._put(_Job(work, future, surfaces))
+        return future
+
+    def close(self) -> None:
+        """Finish what is queued, then stop. May be called twice and from a job's callback."""
+        with self._wake:
+            self._closed = True
+            self._wake.notify()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _put(self, job: _Job) -> None:
+        with self._wake:
+            if self._closed:
+                raise DeviceLost(self.name, "the device was closed")
+            self._jobs.append(job)
+            self._wake.notify()
+
+    def _work(self) -> None:
+        while True:
+            with self._wake:
+                while not self._jobs and not self._closed:
+                    self._wake.wait()
+                if not self._jobs:
+                    return
+                job = self._jobs.popleft()
+            self._do(job)
+
+    def _do(self, job: _Job) -> None:
+        if job.future is not None and not job.future.set_running_or_notify_cancel():
+            return
+        try:
+            if job.surfaces and self._error is not None:
+                error, self._error = self._error, None
+                raise error
+            result = job.work()
+        except BaseException as error:  # a lane never dies: the error travels to whoever waits
+            if job.future is not None:
+                job.future.set_exception(error)
+            else:
+                self._error = self._error or error
+        else:
+            if job.future is not None:
+                job.future.set_result(result)

@@ -1,0 +1,1 @@
+"""One file per `general.architecture`: hyperparameters, tensor names, graph."""

@@ -1,0 +1,1 @@
+"""The ggml RPC wire: codec, dispatcher, remote device, worker."""
