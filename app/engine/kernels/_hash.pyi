@@ -1,0 +1,3 @@
+from app.engine.device import Payload
+
+def fnv1a64(data: Payload, previous: int) -> int: ...
