@@ -142,7 +142,7 @@ class StageTensors:
 
 
 class Model(ABC):
-    """A model as the engine runs it. Made by `registry.load`; weights were checked against the hyperparameters there."""
+    """A model as the engine runs it. Made by `registry.load`, which checks every weight against the hyperparameters."""
 
     name: str  # general.name, or the architecture
     architecture: str
