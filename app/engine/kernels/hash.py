@@ -43,7 +43,7 @@ def fnv1a64_numpy(data: Payload, previous: int = OFFSET_BASIS) -> int:
 def _block(data: NDArray[np.uint8], previous: int) -> int:
     """One block. A byte is xored into the low eight bits alone, so a step adds a small number and then multiplies:
 
-    h' = (h + d) * P with d = (low ^ byte) - low. Given every d, h_n = h_0 * P^n + sum of d_i * P^(n - i): a dot product.
+    h' = (h + d) * P with d = (low ^ byte) - low. Given every d, the end is h * P^n + sum of d_i * P^(n - i).
     """
     low = _low_bytes(data, previous & 0xFF)
     added = (low ^ data).astype(np.int64) - low

@@ -1,0 +1,66 @@
+# Tandem's commands. A fresh Debian or Ubuntu needs python3 (3.11 to 3.14) with venv, a C++ compiler and make; the rest
+# is set up in .venv. PYTHON=/path/to/python chooses another interpreter, TANDEM_NO_NATIVE=1 builds without a compiler.
+
+MAKEFLAGS += --no-print-directory
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DELETE_ON_ERROR:
+
+VENV := .venv
+BIN := $(VENV)/bin
+SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))
+
+# Everything that decides what stands in the venv: change one of these and the next target installs again.
+NATIVE := CMakeLists.txt $(shell find app/engine/kernels -name '*.cpp' -o -name '*.h' -o -name CMakeLists.txt)
+INSTALLED := $(VENV)/.installed
+INSTALLED_DEV := $(VENV)/.installed-dev
+BUILD_TOOLS := 'scikit-build-core>=0.11' 'nanobind>=2.4' 'cmake>=3.20' 'ninja>=1.11'
+
+.PHONY: help
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: serve
+serve: $(INSTALLED)  ## fetch the default model, serve it split over two local workers, print the URL
+	@exec $(BIN)/python -m app.local
+
+.PHONY: test
+test: lint model  ## lint, then every test
+	$(BIN)/python -m pytest
+
+.PHONY: lint
+lint: $(INSTALLED_DEV)  ## ruff, formatting, types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+.PHONY: model
+model: $(INSTALLED)  ## fetch the default model, which the tests with real weights use
+	$(BIN)/tandem pull smollm2
+
+.PHONY: native
+native: $(BIN)/python  ## rebuild the native modules after a change in C++
+	$(BIN)/pip install -q --no-build-isolation --no-deps -e .
+
+.PHONY: clean
+clean:  ## remove the venv and everything built
+	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+$(BIN)/python:
+	@PYTHON=$${PYTHON:-$$(for p in python3 python3.14 python3.13 python3.12 python3.11; do \
+	    if $$p -c '$(SUPPORTED)' 2>/dev/null; then echo $$p; break; fi; done)}; \
+	if ! $${PYTHON:-false} -c '$(SUPPORTED)' 2>/dev/null; then \
+	    echo "make: Tandem needs Python 3.11 to 3.14; name one with PYTHON=/path/to/python" >&2; exit 1; fi; \
+	if [ -z "$${TANDEM_NO_NATIVE:-}" ] && ! command -v c++ g++ clang++ >/dev/null; then \
+	    echo "make: no C++ compiler; install g++, or set TANDEM_NO_NATIVE=1 to do without native code" >&2; exit 1; fi; \
+	$$PYTHON -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
+
+# Built without isolation, so that the build folder stays valid and a rebuild compiles only what changed.
+$(INSTALLED): pyproject.toml $(NATIVE) | $(BIN)/python
+	$(BIN)/pip install -q $(BUILD_TOOLS)
+	$(BIN)/pip install -q --no-build-isolation -e .
+	@touch $@
+
+$(INSTALLED_DEV): $(INSTALLED)
+	$(BIN)/pip install -q --no-build-isolation -e '.[dev]'
+	@touch $@
