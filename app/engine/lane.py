@@ -25,8 +25,8 @@ class _Job:
 class Lane:
     """Runs jobs in order on a thread of its own.
 
-    An exception of a job goes to its future if it has one; otherwise it is kept and raised by the next job submitted
-    with `surfaces=True` (reads and events), once. Jobs submitted after `close` raise `DeviceLost`.
+    An exception of a job goes to its future if it has one, and is kept and raised by the next job submitted with
+    `surfaces=True` (reads and events), once. Jobs submitted after `close` raise `DeviceLost`.
     """
 
     def __init__(self, name: str) -> None:
@@ -82,10 +82,10 @@ class Lane:
                 raise error
             result = job.work()
         except BaseException as error:  # a lane never dies: the error travels to whoever waits
+            if not job.surfaces:
+                self._error = self._error or error
             if job.future is not None:
                 job.future.set_exception(error)
-            else:
-                self._error = self._error or error
         else:
             if job.future is not None:
                 job.future.set_result(result)

@@ -13,7 +13,7 @@ from app.engine.ggml import VIEW_OPS, GGMLType, Op, Shape, TensorFlag, tensor_by
 
 
 class Buffer:
-    """A piece of one device's memory. Made by `Device.alloc`, valid until `Device.free`, meaningless to other devices."""
+    """A piece of one device's memory. Made by `Device.alloc`, valid until `Device.free`; other devices cannot use it."""
 
     __slots__ = ("__weakref__", "device_name", "size_bytes")
 
@@ -30,8 +30,8 @@ class PlacedTensor:
     """One tensor of a program.
 
     `src` and `view_src` are indices into `Program.tensors` (-1: none). `offset` is where the tensor's first byte stands
-    in `buffer`, for views already with `view_offs` added. `buffer` is None for a tensor that lives on another device and
-    is only mentioned; no computed node may read it. `params` are up to 16 signed 32-bit words.
+    in `buffer`, for views already with `view_offs` added. `buffer` is None for a tensor that lives on another device
+    and is only mentioned; no computed node may read it. `params` are up to 16 signed 32-bit words.
     """
 
     type: GGMLType

@@ -1,4 +1,4 @@
-"""What a caller asks of the engine, and what comes back. Plain data; the API builds the first and renders the second."""
+"""What a caller asks of the engine, and what comes back. Plain data; the API builds one and renders the other."""
 
 from __future__ import annotations
 

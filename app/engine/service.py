@@ -111,7 +111,8 @@ class InferenceService(Protocol):
     def submit(self, request: GenerateRequest) -> GenerationStream:
         """Admit a request. Must be called on a running event loop; never blocks it.
 
-        Raises QueueFull, NotReady, DeviceLost or ContextLengthExceeded at once; what goes wrong later is raised by the stream.
+        Raises QueueFull, NotReady, DeviceLost or ContextLengthExceeded at once; what goes wrong later is raised by
+        the stream.
         """
         ...
 

@@ -1,0 +1,166 @@
+"""Runs ubatches over the stages of a model.
+
+For each ubatch the executor looks the embedding rows up, makes the masks once for all stages, and queues everything on
+every lane at once: a stage's input is the future of the stage before, so boundary activations pass from lane to lane
+without the engine's thread. Several ubatches may be in flight; lanes keep them in order.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.engine.embedding import TokenEmbedding
+from app.engine.inputs import MaskMirror
+from app.engine.mask import cells_of, hide_all, show_sequence
+from app.engine.models.base import BatchShape, InputKind, Model
+from app.engine.serving.types import BLOCK_CELLS, StateAction, StateOp, Ubatch
+from app.engine.stage import Stage, StageInput, StageLimits
+
+#: `n_kv` grows in these steps, so that one program serves that many decoded tokens.
+KV_STEP_CELLS = 256
+_BUCKETS = tuple(sorted({1, 3} | {base << shift for base in (2, 3) for shift in range(16)}))
+_F32_BYTES = 4
+_T = TypeVar("_T", bound=np.generic)
+
+
+def bucket(n: int, largest: int) -> int:
+    """The smallest shape that holds `n` rows: 1, 2, 3, 4, 6, 8, 12, 16, ... but not above `largest`."""
+    return max(n, min(_BUCKETS[bisect_left(_BUCKETS, n)], largest))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scratch:
+    """Rows nobody looks at, for padding, and where snapshots of recurrent state begin."""
+
+    cell: int
+    state_row: int
+    first_snapshot_row: int
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A ubatch on its way. `done` resolves when its last stage has answered, or fails with what went wrong."""
+
+    ubatch: Ubatch
+    done: Future[memoryview] | Future[None]
+    width: int
+
+    def rows(self) -> NDArray[np.float32]:
+        """What the output rows hold: logits, or hidden states; [n_outputs, width]. Call when `done` has resolved."""
+        result = self.done.result()
+        if result is None:
+            return np.empty((0, self.width), dtype=np.float32)
+        return np.frombuffer(result, dtype=np.float32).reshape(len(self.ubatch.outputs), self.width)
+
+
+class Executor:
+    """One model over its stages; used by the engine's thread alone."""
+
+    def __init__(
+        self, model: Model, stages: Sequence[Stage], embedding: TokenEmbedding, limits: StageLimits, scratch: Scratch
+    ) -> None:
+        self.stages = list(stages)
+        self._model = model
+        self._embedding = embedding
+        self._limits = limits
+        self._scratch = scratch
+        self._mirrors = {InputKind.MASK: MaskMirror(), InputKind.MASK_SWA: MaskMirror()}
+
+    def forget_inputs(self) -> None:
+        """What the devices hold is unknown (a stage was rebuilt): send masks whole next time."""
+        for mirror in self._mirrors.values():
+            mirror.forget()
+
+    def submit(self, ubatch: Ubatch, *, hidden: bool = False) -> Running:
+        """Queue a ubatch on all stages, with its copies and state moves. Never blocks, except to prepare a new shape.
+
+        `hidden`: return the rows after the output norm instead of logits.
+        """
+        self._move(ubatch, ubatch.before)
+        batch = self._batch(ubatch)
+        small = self._small_inputs(ubatch, batch)
+        masks = {kind: self._mirrors[kind].pieces(mask) for kind, mask in self._masks(ubatch, batch).items()}
+        n_embd, n_rows = self._model.n_embd, ubatch.n_tokens
+        width = n_embd if hidden else self._model.n_vocab
+        x: StageInput = self._embedding.rows(ubatch.tokens)
+        done: Future[memoryview] | Future[None] = Future()
+        for stage in self.stages:
+            x_bytes = n_rows * n_embd * _F32_BYTES
+            if stage.shape.last_layer == self._model.n_layers:
+                n_rows = len(ubatch.outputs)
+            columns = width if stage.shape.is_last else n_embd
+            x = done = stage.submit(batch, x, x_bytes, small, masks, n_rows * columns * _F32_BYTES, hidden=hidden)
+        for op in ubatch.after:
+            self._move_state(op)
+        return Running(ubatch, done, width)
+
+    def _move(self, ubatch: Ubatch, ops: Sequence[StateOp]) -> None:
+        for copy in ubatch.copies:
+            for stage in self.stages:
+                stage.copy_cache_rows(copy.source_cell, copy.target_cell, copy.n_cells, per="cell")
+        for op in ops:
+            self._move_state(op)
+
+    def _move_state(self, op: StateOp) -> None:
+        snapshot_row = self._scratch.first_snapshot_row + op.snapshot
+        for stage in self.stages:
+            if op.action is StateAction.CLEAR:
+                stage.clear_cache_rows(op.slot, 1, per="slot")
+            elif op.action is StateAction.RESTORE:
+                stage.copy_cache_rows(snapshot_row, op.slot, 1, per="slot")
+            else:
+                stage.copy_cache_rows(op.slot, snapshot_row, 1, per="slot")
+
+    def _batch(self, ubatch: Ubatch) -> BatchShape:
+        """The shape bucket: padded by tokens, or by whole sequences where the model keeps recurrent state."""
+        n_kv = min(-(-ubatch.n_kv // KV_STEP_CELLS) * KV_STEP_CELLS, self._limits.n_cells)
+        n_outputs = bucket(max(1, len(ubatch.outputs)), self._limits.max_outputs)
+        if not self._model.has_state:
+            return BatchShape(bucket(max(ubatch.n_tokens, n_outputs), self._limits.max_tokens), n_kv, n_outputs, 1)
+        seq_tokens = ubatch.sequences[0].n_rows
+        n_seqs = bucket(len(ubatch.sequences), max(1, self._limits.max_tokens // seq_tokens))
+        return BatchShape(n_seqs * seq_tokens, n_kv, n_outputs, n_seqs)
+
+    def _small_inputs(self, ubatch: Ubatch, batch: BatchShape) -> dict[InputKind, NDArray[np.generic]]:
+        """Every small input at the bucket's size. Padding rows write where nobody looks."""
+        positions = _padded(ubatch.positions, batch.n_tokens, 0)
+        streams = [positions] * min(3, self._model.position_streams)
+        if self._model.position_streams == 4:
+            streams.append(np.zeros_like(positions))
+        seq_slots = np.array([s.slot for s in ubatch.sequences], dtype=np.int32)
+        state_rows = _padded(seq_slots, batch.n_seqs, self._scratch.state_row) if self._model.has_state else seq_slots
+        out_ids = np.array([output.row for output in ubatch.outputs], dtype=np.int32)
+        scale = np.array([self._model.attn_scale(int(p)) for p in positions], dtype=np.float32)
+        return {
+            InputKind.POSITIONS: np.concatenate(streams),
+            InputKind.KV_ROWS: _padded(ubatch.cells, batch.n_tokens, self._scratch.cell),
+            InputKind.OUT_IDS: _padded(out_ids, batch.n_outputs, 0),
+            InputKind.STATE_SLOTS: state_rows,
+            InputKind.STATE_ROWS: state_rows.astype(np.int64),
+            InputKind.ATTN_SCALE: scale,
+        }
+
+    def _masks(self, ubatch: Ubatch, batch: BatchShape) -> dict[InputKind, NDArray[np.uint16]]:
+        windows: dict[InputKind, int | None] = {InputKind.MASK: None}
+        if self._model.windows:
+            windows[InputKind.MASK_SWA] = self._model.windows[0]
+        masks = {kind: hide_all(batch.n_tokens, batch.n_kv) for kind in windows}
+        for sequence in ubatch.sequences:
+            rows = slice(sequence.first_row, sequence.first_row + sequence.n_rows)
+            cells = cells_of(sequence.blocks, sequence.n_visible, BLOCK_CELLS)
+            for kind, window in windows.items():
+                show_sequence(masks[kind], rows, ubatch.positions[rows], cells, window)
+        return masks
+
+
+def _padded(values: NDArray[_T], n: int, filler: int) -> NDArray[_T]:
+    padded = np.full(n, filler, dtype=values.dtype)
+    padded[: len(values)] = values
+    return padded

@@ -1,0 +1,97 @@
+"""Where a stage's inputs stand on its device, and which of their bytes must travel.
+
+Inputs live in a persistent buffer that nothing else uses. Small ones are packed side by side, so that one write
+carries them all; masks have places of their own, and only what changed of them is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.engine.models.base import InputKind, InputSpec
+from app.engine.plan import align_up
+
+#: Inputs that are written alone, at a place that holds for every shape. The rest are packed behind them.
+_LARGE = (InputKind.X, InputKind.MASK, InputKind.MASK_SWA)
+
+#: Masks of more rows than this are sent whole: they belong to prompts, whose rows are all new.
+_MAX_ROWS_COMPARED = 64
+#: What sending one more piece costs, in bytes: a command's header.
+_PIECE_COST_BYTES = 320
+
+
+class InputArea:
+    """Offsets of a stage's inputs within its input buffer.
+
+    Made from the input specs of the largest shape; `offsets` then holds for the specs of any smaller one.
+    """
+
+    def __init__(self, largest: Sequence[InputSpec], alignment: int) -> None:
+        self._alignment = alignment
+        self._large: dict[InputKind, int] = {}
+        at = 0
+        for spec in largest:
+            if spec.kind in _LARGE:
+                self._large[spec.kind] = at
+                at = align_up(at + spec.leaf().n_bytes, alignment)
+        self.small_offset = at
+        self.total_bytes = at + sum(align_up(s.leaf().n_bytes, alignment) for s in largest if s.kind not in _LARGE)
+
+    def offsets(self, specs: Sequence[InputSpec]) -> dict[InputKind, int]:
+        """Where each input of these specs starts."""
+        offsets: dict[InputKind, int] = {}
+        at = self.small_offset
+        for spec in specs:
+            if spec.kind in _LARGE:
+                offsets[spec.kind] = self._large[spec.kind]
+            else:
+                offsets[spec.kind] = at
+                at = align_up(at + spec.leaf().n_bytes, self._alignment)
+        return offsets
+
+    def pack_small(self, specs: Sequence[InputSpec], values: Mapping[InputKind, NDArray[np.generic]]) -> bytes:
+        """The packed small inputs as one payload for `small_offset`; empty when there are none."""
+        offsets = self.offsets(specs)
+        small = [spec.kind for spec in specs if spec.kind not in _LARGE]
+        if not small:
+            return b""
+        last = small[-1]
+        packed = bytearray(offsets[last] - self.small_offset + values[last].nbytes)
+        for kind in small:
+            start = offsets[kind] - self.small_offset
+            packed[start : start + values[kind].nbytes] = values[kind].tobytes()
+        return bytes(packed)
+
+
+class MaskMirror:
+    """Remembers what a mask holds on the devices and finds the pieces that must be sent to change it."""
+
+    def __init__(self) -> None:
+        self._held: NDArray[np.uint16] | None = None
+
+    def forget(self) -> None:
+        """What the devices hold is unknown; the next mask is sent whole."""
+        self._held = None
+
+    def pieces(self, mask: NDArray[np.uint16]) -> list[tuple[int, memoryview]]:
+        """Byte offsets and payloads that turn what is held into `mask`, which must not be changed afterwards."""
+        held, self._held = self._held, mask
+        whole = [(0, memoryview(mask).cast("B"))]
+        if held is None or held.shape != mask.shape or len(mask) > _MAX_ROWS_COMPARED:
+            return whole
+        pieces = list(_changed_runs(held.reshape(-1), mask.reshape(-1)))
+        cost_bytes = sum(_PIECE_COST_BYTES + len(payload) for _, payload in pieces)
+        return pieces if cost_bytes < mask.nbytes + _PIECE_COST_BYTES else whole
+
+
+def _changed_runs(held: NDArray[np.uint16], mask: NDArray[np.uint16]) -> Iterator[tuple[int, memoryview]]:
+    changed = np.flatnonzero(held != mask)
+    if not len(changed):
+        return
+    breaks = np.flatnonzero(np.diff(changed) > _PIECE_COST_BYTES // mask.itemsize) + 1
+    for run in np.split(changed, breaks):
+        first, last = int(run[0]), int(run[-1]) + 1
+        yield first * mask.itemsize, memoryview(mask[first:last]).cast("B")

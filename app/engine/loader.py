@@ -1,0 +1,171 @@
+"""From a model file to loaded stages: measure, place, reserve, and stream every weight to its device.
+
+Weights go straight from the mmap to their device; the control plane keeps none of them, and gives the pages back
+to the system as soon as a device has them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from dataclasses import dataclass
+
+from app.engine.device import Device
+from app.engine.ggml import contiguous_strides, tensor_bytes
+from app.engine.gguf.reader import GGUFFile
+from app.engine.models.base import Model, StageShape, WeightSpec
+from app.engine.placement import DeviceBudget, LayerCost, StageRange, place
+from app.engine.stage import Stage, StageLimits
+from app.errors import DeviceError
+
+#: (device name, bytes sent so far, bytes in all); called from the devices' threads.
+UploadProgress = Callable[[str, int, int], None]
+#: (weight, its bytes) -> FNV-1a 64 of them, or None where no hash is at hand.
+HashSource = Callable[[WeightSpec], Callable[[], int] | None]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedStage:
+    """One stage as it would stand: its range, and the bytes it asks of its device."""
+
+    device: Device
+    shape: StageShape
+    weight_bytes: int
+    cache_bytes: int
+    compute_bytes: int
+
+
+def plan_stages(
+    model: Model,
+    devices: Sequence[Device],
+    limits: StageLimits,
+    tensor_split: Sequence[float] | None = None,
+) -> list[PlannedStage]:
+    """Decide which layers stand where. Asks devices for their free memory; allocates and loads nothing.
+
+    Raises OutOfDeviceMemory or ConfigError when the model cannot be placed.
+    """
+    layers, head = _costs(model, limits)
+    reserve = _compute_reserve_bytes(model, devices[0], limits) if devices else 0
+    budgets = [
+        DeviceBudget(name=device.name, free_bytes=device.memory().free_bytes, reserve_bytes=reserve)
+        for device in devices
+    ]
+    ranges = place(layers, head, budgets, tensor_split)
+    return [_planned(model, devices[stage.device], stage, limits) for stage in ranges]
+
+
+def _planned(model: Model, device: Device, stage: StageRange, limits: StageLimits) -> PlannedStage:
+    shape = StageShape(stage.first_layer, stage.last_layer, stage.has_head)
+    draft = Stage(device, model, shape, limits)
+    return PlannedStage(device, shape, draft.weight_bytes(), draft.cache_bytes(), draft.compute_bytes())
+
+
+def _costs(model: Model, limits: StageLimits) -> tuple[list[LayerCost], LayerCost]:
+    """Bytes of every layer and of the head, from the weights and caches the model names."""
+
+    def weight_bytes(layer: int) -> int:
+        return sum(spec_bytes(spec) for spec in model.weights() if spec.layer == layer)
+
+    caches = [0] * model.n_layers
+    for spec in model.caches():
+        caches[spec.layer] += spec.leaf(limits.cache_rows(spec), limits.cache_type(spec)).n_bytes
+    layers = [LayerCost(weight_bytes=weight_bytes(i), cache_bytes=caches[i]) for i in range(model.n_layers)]
+    return layers, LayerCost(weight_bytes=weight_bytes(model.n_layers))
+
+
+def _compute_reserve_bytes(model: Model, device: Device, limits: StageLimits) -> int:
+    """Compute buffers of a one-layer stage with the head: scratch does not grow with the number of layers."""
+    last = StageShape(model.n_layers - 1, model.n_layers, True)
+    return Stage(device, model, last, limits).compute_bytes()
+
+
+def spec_bytes(spec: WeightSpec) -> int:
+    """Bytes of one weight."""
+    return tensor_bytes(spec.type, spec.ne, contiguous_strides(spec.type, spec.ne))
+
+
+def load_stages(
+    gguf: GGUFFile,
+    model: Model,
+    planned: Sequence[PlannedStage],
+    limits: StageLimits,
+    *,
+    progress: UploadProgress | None = None,
+    hashes: HashSource | None = None,
+) -> list[Stage]:
+    """Reserve memory on every device, then upload to all of them at once. Blocks until everything stands.
+
+    When any of it fails, what was reserved is freed on all devices before the error is raised.
+    """
+    stages: list[Stage] = []
+    try:
+        for plan in planned:
+            stage = Stage(plan.device, model, plan.shape, limits)
+            stages.append(stage)
+            stage.reserve()
+        _upload(gguf, stages, progress, hashes)
+    except BaseException:
+        for stage in stages:
+            _free_quietly(stage)
+        raise
+    return stages
+
+
+def _free_quietly(stage: Stage) -> None:
+    try:
+        stage.free()
+    except DeviceError:  # the device is gone, and its memory with it
+        return
+
+
+def upload_stage(
+    gguf: GGUFFile, stage: Stage, progress: UploadProgress | None = None, hashes: HashSource | None = None
+) -> list[Future[None]]:
+    """Queue all weights of one stage; the futures resolve as the device takes them."""
+    meter = _Meter(stage.device.name, stage.weight_bytes(), progress)
+    futures: list[Future[None]] = []
+    for spec in stage.weights:
+        payload = gguf.data(spec.name)
+        future = stage.load(spec, payload, hashes(spec) if hashes is not None else None)
+        future.add_done_callback(_after_weight(gguf, spec, meter, len(payload)))
+        futures.append(future)
+    return futures
+
+
+def _upload(
+    gguf: GGUFFile, stages: Sequence[Stage], progress: UploadProgress | None, hashes: HashSource | None
+) -> None:
+    futures = [future for stage in stages for future in upload_stage(gguf, stage, progress, hashes)]
+    done, _ = wait(futures, return_when=FIRST_EXCEPTION)
+    for future in done:
+        future.result()
+    for stage in stages:
+        stage.device.synchronize()
+
+
+def _after_weight(gguf: GGUFFile, spec: WeightSpec, meter: _Meter, n_bytes: int) -> Callable[[Future[None]], None]:
+    def after(_: Future[None]) -> None:
+        gguf.forget(spec.name)
+        meter.add(n_bytes)
+
+    return after
+
+
+class _Meter:
+    """Adds up what a device has taken. Called from that device's thread alone, but read by others."""
+
+    def __init__(self, device_name: str, total_bytes: int, progress: UploadProgress | None) -> None:
+        self._device_name = device_name
+        self._total_bytes = total_bytes
+        self._progress = progress
+        self._lock = threading.Lock()
+        self._sent_bytes = 0
+
+    def add(self, n_bytes: int) -> None:
+        with self._lock:
+            self._sent_bytes += n_bytes
+            sent_bytes = self._sent_bytes
+        if self._progress is not None:
+            self._progress(self._device_name, sent_bytes, self._total_bytes)

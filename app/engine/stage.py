@@ -1,0 +1,294 @@
+"""One stage: a run of layers on one device, with its weights, caches, inputs and prepared programs.
+
+A stage knows its device's contract and nothing of what the device is. All memory is reserved once, at the largest
+shape; decode allocates nothing.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.engine.builder import GraphBuilder
+from app.engine.device import Device, Handle, WeightHint
+from app.engine.ggml import GGMLType, row_bytes
+from app.engine.graph import Graph, Tensor, leaf
+from app.engine.inputs import InputArea
+from app.engine.models.base import (
+    SHARED_LAYER,
+    BatchShape,
+    CacheSpec,
+    InputKind,
+    InputSpec,
+    Model,
+    StageShape,
+    StageTensors,
+    WeightSpec,
+)
+from app.engine.plan import Packing, Place, ScratchLayout, lay_out_scratch, make_program, pack
+from app.engine.program import Buffer, PlacedTensor
+
+#: Embedding rows, or what the stage before will have read when its future resolves.
+StageInput = NDArray[np.float32] | Future[memoryview] | Future[None]
+
+#: Prepared programs kept per stage. A shape costs some milliseconds to prepare and little memory to keep.
+_MAX_PREPARED = 96
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageLimits:
+    """The largest shape a stage is reserved for, and the types its caches have."""
+
+    max_tokens: int
+    max_outputs: int
+    max_seqs: int
+    n_cells: int
+    n_state_rows: int
+    key_type: GGMLType
+    value_type: GGMLType
+
+    def cache_type(self, spec: CacheSpec) -> GGMLType:
+        return self.key_type if spec.kind == "k" else self.value_type
+
+    def cache_rows(self, spec: CacheSpec) -> int:
+        return self.n_cells if spec.per == "cell" else self.n_state_rows
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    handle: Handle
+    specs: tuple[InputSpec, ...]
+    output_offset: int
+
+
+class Stage:
+    """Layers of a model on a device. Reserve, load weights, then submit ubatches; used by the engine thread alone."""
+
+    def __init__(self, device: Device, model: Model, shape: StageShape, limits: StageLimits) -> None:
+        self.device = device
+        self.shape = shape
+        self._model = model
+        self._limits = limits
+        self._alignment = device.caps.alignment_bytes
+        self.weights: list[WeightSpec] = stage_weights(model, shape)
+        self._caches = [c for c in model.caches() if shape.first_layer <= c.layer < shape.last_layer]
+        self._weight_leaves = {spec.name: leaf(spec.type, spec.ne, spec.name) for spec in self.weights}
+        self._cache_leaves = {
+            spec.name: spec.leaf(limits.cache_rows(spec), limits.cache_type(spec)) for spec in self._caches
+        }
+        self._places: dict[str, Place] = {}
+        self._layouts: dict[tuple[int, int, int, bool], ScratchLayout] = {}
+        self._prepared: OrderedDict[tuple[BatchShape, bool], _Prepared] = OrderedDict()
+        self._buffers: list[Buffer] = []
+        self._area = InputArea(model.inputs(self._largest(), shape), self._alignment)
+
+    @property
+    def name(self) -> str:
+        return f"{self.device.name} layers {self.shape.first_layer}..{self.shape.last_layer}"
+
+    # -- memory ----------------------------------------------------------------------------------------------------
+
+    def weight_bytes(self) -> int:
+        return sum(tensor.n_bytes for tensor in self._weight_leaves.values())
+
+    def cache_bytes(self) -> int:
+        return sum(tensor.n_bytes for tensor in self._cache_leaves.values())
+
+    def compute_bytes(self) -> int:
+        """Scratch and inputs at the largest shape, before what the device adds for itself."""
+        return self._scratch_bytes() + self._area.total_bytes
+
+    def reserve(self) -> None:
+        """Allocate everything this stage will ever use and clear the caches. Raises OutOfDeviceMemory."""
+        self._scratch = self._alloc(self._scratch_bytes())
+        self._inputs = self._alloc(self._area.total_bytes)
+        for leaves, cleared in ((self._weight_leaves, False), (self._cache_leaves, True)):
+            sizes = [self._device_bytes(tensor) for tensor in leaves.values()]
+            buffers = self._alloc_packed(pack(sizes, self._alignment, self.device.caps.max_buffer_bytes), leaves)
+            for buffer in buffers if cleared else ():
+                self.device.fill(buffer, 0, buffer.size_bytes, 0)
+        self.device.fill(self._inputs, 0, self._inputs.size_bytes, 0)
+
+    def _alloc_packed(self, packing: Packing, leaves: Mapping[str, Tensor]) -> list[Buffer]:
+        buffers = [self._alloc(size) for size in packing.buffer_sizes]
+        for name, (number, offset) in zip(leaves, packing.places, strict=True):
+            self._places[name] = Place(buffers[number], offset)
+        return buffers
+
+    def _alloc(self, size_bytes: int) -> Buffer:
+        buffer = self.device.alloc(size_bytes)
+        self._buffers.append(buffer)
+        return buffer
+
+    def _device_bytes(self, tensor: Tensor) -> int:
+        sources = tuple(_unplaced(source) for source in tensor.src if source is not None)
+        return max(tensor.n_bytes, self.device.alloc_bytes(_unplaced(tensor), sources))
+
+    def free(self) -> None:
+        """Give everything back to the device, in lane order."""
+        for buffer in self._buffers:
+            self.device.free(buffer)
+        self._buffers.clear()
+        self._prepared.clear()
+
+    # -- weights and caches ----------------------------------------------------------------------------------------
+
+    def load(
+        self, spec: WeightSpec, payload: memoryview, content_hash: Callable[[], int] | None = None
+    ) -> Future[None]:
+        """Send one weight to its place. `payload` stays untouched until the future resolves."""
+        place = self._places[spec.name]
+        hint = WeightHint(spec.name, spec.type, spec.ne, content_hash)
+        return self.device.write(place.buffer, place.offset, payload, hint=hint)
+
+    def copy_cache_rows(self, source_row: int, target_row: int, n_rows: int, *, per: str = "cell") -> None:
+        """Copy rows of every cache of that kind, in lane order. The rows must not overlap."""
+        for spec in self._caches:
+            if spec.per != per:
+                continue
+            tensor, place = self._cache_leaves[spec.name], self._places[spec.name]
+            row = row_bytes(tensor.type, spec.row_elements)
+            source, target = place.offset + source_row * row, place.offset + target_row * row
+            self.device.copy(place.buffer, source, place.buffer, target, n_rows * row)
+
+    def clear_cache_rows(self, row: int, n_rows: int, *, per: str) -> None:
+        """Set rows of every cache of that kind to zero, in lane order."""
+        for spec in self._caches:
+            if spec.per == per:
+                tensor, place = self._cache_leaves[spec.name], self._places[spec.name]
+                size = row_bytes(tensor.type, spec.row_elements)
+                self.device.fill(place.buffer, place.offset + row * size, n_rows * size, 0)
+
+    # -- programs --------------------------------------------------------------------------------------------------
+
+    def _largest(self) -> BatchShape:
+        limits = self._limits
+        return BatchShape(limits.max_tokens, limits.n_cells, limits.max_outputs, limits.max_seqs)
+
+    def _scratch_bytes(self) -> int:
+        """Scratch for the largest shapes: the longest prompt chunk and, with recurrent state, every slot at once."""
+        limits, largest = self._limits, self._largest()
+        shapes = [replace(largest, n_seqs=1)]
+        if self._model.has_state:
+            n_all = max(1, limits.max_tokens // limits.max_seqs) * limits.max_seqs
+            shapes.append(replace(largest, n_tokens=n_all, n_outputs=min(n_all, limits.max_outputs)))
+        return max(self._layout(batch, hidden=hidden).total_bytes for batch in shapes for hidden in (False, True))
+
+    def _grow_scratch(self, size_bytes: int) -> None:
+        """A shape needs more than the largest one did (its parts packed less well): move to a larger arena."""
+        for prepared in self._prepared.values():
+            self.device.release(prepared.handle)
+        self._prepared.clear()
+        self._buffers.remove(self._scratch)
+        self.device.free(self._scratch)
+        self._scratch = self._alloc(size_bytes)
+
+    def _build(self, batch: BatchShape, hidden: bool) -> tuple[Graph, Tensor, tuple[InputSpec, ...], list[Tensor]]:
+        shape = StageShape(self.shape.first_layer, self.shape.last_layer, self.shape.is_last, hidden)
+        specs = self._model.inputs(batch, shape)
+        inputs = {spec.kind: spec.leaf() for spec in specs}
+        builder = GraphBuilder()
+        output = self._model.build(builder, batch, shape, StageTensors(self._weight_leaves, self._cache_leaves, inputs))
+        return builder.graph, output, specs, list(inputs.values())
+
+    def _layout(self, batch: BatchShape, *, hidden: bool) -> ScratchLayout:
+        key = (batch.n_tokens, batch.n_outputs, batch.n_seqs, hidden)
+        if key not in self._layouts:
+            widest = BatchShape(batch.n_tokens, self._limits.n_cells, batch.n_outputs, batch.n_seqs)
+            graph, output, _, _ = self._build(widest, hidden)
+            self._layouts[key] = lay_out_scratch(graph, output, self._alignment, self._device_bytes)
+        return self._layouts[key]
+
+    def _program(self, batch: BatchShape, hidden: bool) -> _Prepared:
+        key = (batch, hidden)
+        if key in self._prepared:
+            self._prepared.move_to_end(key)
+            return self._prepared[key]
+        graph, output, specs, inputs = self._build(batch, hidden)
+        offsets = self._area.offsets(specs)
+        layout = self._layout(batch, hidden=hidden)
+        if layout.total_bytes > self._scratch.size_bytes:
+            self._grow_scratch(layout.total_bytes)
+        leaves = [(tensor, self._places[name]) for name, tensor in (self._weight_leaves | self._cache_leaves).items()]
+        leaves += [
+            (tensor, Place(self._inputs, offsets[spec.kind])) for spec, tensor in zip(specs, inputs, strict=True)
+        ]
+        name = f"l{self.shape.first_layer}-{self.shape.last_layer} t{batch.n_tokens} kv{batch.n_kv} o{batch.n_outputs}"
+        program = make_program(name, graph, output, leaves, self._scratch, layout)
+        output_index = next(i for i, node in enumerate(graph.nodes) if node is output)
+        output_offset = program.tensors[program.nodes[output_index]].offset
+        prepared = self._prepared[key] = _Prepared(self.device.prepare(program), specs, output_offset)
+        if len(self._prepared) > _MAX_PREPARED:
+            _, oldest = self._prepared.popitem(last=False)
+            self.device.release(oldest.handle)
+        return prepared
+
+    # -- a ubatch --------------------------------------------------------------------------------------------------
+
+    def submit(
+        self,
+        batch: BatchShape,
+        x: StageInput,
+        x_bytes: int,
+        small: Mapping[InputKind, NDArray[np.generic]],
+        masks: Mapping[InputKind, Sequence[tuple[int, memoryview]]],
+        read_bytes: int,
+        *,
+        hidden: bool = False,
+    ) -> Future[memoryview] | Future[None]:
+        """Queue one ubatch: inputs, the run, and the read of the first `read_bytes` of its output.
+
+        `x` are embedding rows or the future of the stage before; `masks` the pieces that changed. Never blocks, except
+        for the preparation of a shape not seen before. With `read_bytes` 0 the future only tells that the run is over.
+        """
+        prepared = self._program(batch, hidden)
+        offsets = self._area.offsets(prepared.specs)
+        packed = self._area.pack_small(prepared.specs, small)
+        if packed:
+            self.device.write(self._inputs, self._area.small_offset, packed)
+        for kind, pieces in masks.items():
+            if kind in offsets:
+                for at, payload in pieces:
+                    self.device.write(self._inputs, offsets[kind] + at, payload)
+        rows = x if isinstance(x, Future) else x.data.cast("B")
+        self.device.write(self._inputs, offsets[InputKind.X], rows, size_bytes=x_bytes)  # type: ignore[arg-type]
+        self.device.run(prepared.handle)
+        if read_bytes == 0:
+            return self.device.record()
+        return self.device.read(self._scratch, prepared.output_offset, read_bytes)
+
+
+def stage_weights(model: Model, shape: StageShape) -> list[WeightSpec]:
+    """The weights a stage needs: its layers', the shared ones, and the head's on the last stage."""
+
+    def belongs(spec: WeightSpec) -> bool:
+        if spec.layer == SHARED_LAYER:
+            return shape.has_layers
+        if spec.layer == model.n_layers:
+            return shape.is_last
+        return shape.first_layer <= spec.layer < shape.last_layer
+
+    return [spec for spec in model.weights() if belongs(spec)]
+
+
+def _unplaced(tensor: Tensor) -> PlacedTensor:
+    """What a device may ask about a tensor before it has a place."""
+    return PlacedTensor(
+        type=tensor.type,
+        ne=tensor.ne,
+        nb=tensor.nb,
+        op=tensor.op,
+        params=tensor.params,
+        flags=tensor.flags,
+        src=(),
+        view_src=-1,
+        view_offs=0,
+        buffer=None,
+        offset=0,
+        name=tensor.name,
+    )
