@@ -1,0 +1,81 @@
+"""What every route needs: the service, the options, and threads for work that would hold up the event loop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Annotated, TypeVar
+
+import anyio.to_thread
+from anyio import CapacityLimiter
+from fastapi import Depends, Request
+
+from app.api.options import ApiOptions
+from app.engine.service import InferenceService, Phase, ServiceStatus
+from app.errors import NotFound, NotReady
+
+T = TypeVar("T")
+
+
+class Loading(NotReady):
+    """The model is not there yet; `loading` says how far it is."""
+
+    def __init__(self, status: ServiceStatus) -> None:
+        left = status.seconds_left
+        when = "" if left is None else f", about {left:.0f} s left"
+        super().__init__(
+            f"the model is loading: {status.detail or 'starting'}, {status.progress:.0%} done{when}",
+            retry_after_s=1.0 if left is None else min(max(left, 1.0), 60.0),
+        )
+        self.code = "loading"
+        self.loading = {"detail": status.detail, "progress": status.progress, "eta_seconds": left}
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    """Shared by all routes of one app."""
+
+    service: InferenceService
+    options: ApiOptions
+    threads: CapacityLimiter
+    created_unix: int = field(default_factory=lambda: int(time.time()))
+
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        """Run pure text work (templates, tokenizing) off the event loop."""
+        return await anyio.to_thread.run_sync(work, limiter=self.threads)
+
+    def check_model(self, requested: str | None) -> str:
+        """The name to answer under. Raises NotFound for a model we do not serve, NotReady while there is none."""
+        self.check_loaded()
+        info = self.service.info
+        if requested in (info.alias, info.name):
+            return requested or info.alias
+        if requested and not self.options.any_model:
+            raise NotFound(
+                f"the model {requested!r} does not exist here; this server has {info.alias!r}",
+                param="model",
+                code="model_not_found",
+            )
+        return info.alias
+
+    def check_loaded(self) -> None:
+        """Raise NotReady unless there is a model to ask."""
+        status = self.service.status()
+        if status.phase is Phase.LOADING:
+            raise Loading(status)
+        if status.phase is Phase.FAILED:
+            raise NotReady(f"the model could not be served: {status.detail}", retry_after_s=30)
+
+    @property
+    def fingerprint(self) -> str:
+        return f"tandem-{self.options.version}"
+
+
+def api_of(request: Request) -> Api:
+    api = request.app.state.api
+    assert isinstance(api, Api)
+    return api
+
+
+ApiDep = Annotated[Api, Depends(api_of)]

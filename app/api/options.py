@@ -1,0 +1,46 @@
+"""What the operator decides about the HTTP surface. Parsed elsewhere; the API only reads it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from app.engine.request import SamplingParams
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiLimits:
+    """Bounds on one request. What is above them is refused, never cut."""
+
+    body_bytes: int = 32 * MIB
+    choices: int = 32
+    prompts: int = 256
+    stops: int = 16
+    stop_chars: int = 1024
+    top_logprobs: int = 20
+    embedding_inputs: int = 2048
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiOptions:
+    """Settings of the HTTP surface.
+
+    `api_keys` empty: no key is asked for. `any_model`: a request may name any model and gets the loaded one.
+    `sampling` are the values of fields a request leaves out. `keepalive_s` is the longest silence in a stream.
+    `text_threads` bounds the threads that render templates and tokenize.
+    """
+
+    version: str = "0"
+    api_keys: tuple[str, ...] = ()
+    cors_origins: tuple[str, ...] = ("*",)
+    any_model: bool = True
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    limits: ApiLimits = field(default_factory=ApiLimits)
+    cache_prompt: bool = True
+    request_timeout_s: float | None = None
+    keepalive_s: float = 10.0
+    enable_slots: bool = True
+    enable_props: bool = True
+    enable_metrics: bool = False
+    text_threads: int = 4

@@ -1,0 +1,191 @@
+"""From schemas to what the engine understands. Every refusal of a request's contents is made here or in `prompt`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from app.api.context import Api
+from app.api.schemas.chat import ChatRequest
+from app.api.schemas.sampling import GenerationFields, SamplingFields
+from app.engine.request import GenerateRequest, SamplingParams
+from app.errors import ContextLengthExceeded, InvalidParameter
+
+if TYPE_CHECKING:
+    from app.engine.text.tokenizer import Tokenizer
+
+#: Known fields we do not act on, with the values that ask for nothing. Any other value is refused by name.
+UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
+    "samplers": (),
+    "dynatemp_range": (0,),
+    "dynatemp_exponent": (1,),
+    "top_n_sigma": (0, -1),
+    "grammar": ("",),
+    "grammar_lazy": (False,),
+    "json_schema": (),
+    "structured_outputs": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "lora": ([],),
+    "id_slot": (-1,),
+    "n_cache_reuse": (0,),
+    "tools": ([],),
+    "functions": ([],),
+    "function_call": ("none",),
+    "modalities": (["text"],),
+    "audio": (),
+    "prediction": (),
+    "web_search_options": (),
+}
+#: Fields that pass to SamplingParams under their own name.
+SAMPLING_FIELDS = (
+    *("temperature", "top_p", "top_k", "min_p", "typical_p", "min_keep", "presence_penalty", "frequency_penalty"),
+    *("repeat_penalty", "repeat_last_n", "dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n"),
+    *("xtc_probability", "xtc_threshold", "mirostat", "mirostat_tau", "mirostat_eta", "ignore_eos"),
+)
+SEED_MODULUS = 2**64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What one request asks of each of its choices, besides the prompt."""
+
+    sampling: SamplingParams
+    n: int
+    max_tokens: int | None
+    stop: tuple[str, ...]
+    cache_prompt: bool
+    report_progress: bool
+    deadline_s: float | None
+
+    def requests(
+        self, prompt: tuple[int, ...], ids: Sequence[str], *, prompt_logprobs: bool = False
+    ) -> list[GenerateRequest]:
+        """One engine request per choice of one prompt; a given seed is offset by the choice's number."""
+        seed = self.sampling.seed
+        return [
+            GenerateRequest(
+                id=request_id,
+                prompt=prompt,
+                sampling=self.sampling if seed is None else replace(self.sampling, seed=(seed + i) % SEED_MODULUS),
+                max_tokens=self.max_tokens,
+                stop=self.stop,
+                cache_prompt=self.cache_prompt,
+                deadline_s=self.deadline_s,
+                prompt_logprobs=prompt_logprobs,
+                report_progress=self.report_progress,
+            )
+            for i, request_id in enumerate(ids)
+        ]
+
+
+def refuse_unsupported(body: SamplingFields) -> None:
+    """Raise for known fields that ask for something this server does not do."""
+    for name, neutral in UNSUPPORTED.items():
+        value = getattr(body, name, None)
+        if value is not None and value not in neutral:
+            raise InvalidParameter(
+                f"{name} is not supported by this server; leave it out", param=name, code="unsupported"
+            )
+
+
+def wanted(body: GenerationFields, api: Api, *, max_tokens: int | None, n_logprobs: int | None) -> Wanted:
+    """Check everything that needs no prompt."""
+    refuse_unsupported(body)
+    n = body.n or 1
+    if n > api.options.limits.choices:
+        raise InvalidParameter(f"n is {n}, at most {api.options.limits.choices} choices are given", param="n")
+    return Wanted(
+        sampling=sampling_params(body, api, n_logprobs),
+        n=n,
+        max_tokens=max_tokens,
+        stop=stop_strings(body.stop, api),
+        cache_prompt=api.options.cache_prompt and body.cache_prompt is not False,
+        report_progress=bool(body.return_progress and body.stream),
+        deadline_s=api.options.request_timeout_s,
+    )
+
+
+def sampling_params(body: SamplingFields, api: Api, n_logprobs: int | None) -> SamplingParams:
+    """The server's defaults, overlaid by what the request gives."""
+    given = {name: value for name in SAMPLING_FIELDS if (value := getattr(body, name)) is not None}
+    if body.repetition_penalty is not None and body.repeat_penalty is None:
+        given["repeat_penalty"] = body.repetition_penalty
+    if body.dry_sequence_breakers is not None:
+        given["dry_sequence_breakers"] = tuple(body.dry_sequence_breakers)
+    if body.logit_bias is not None:
+        given["logit_bias"] = logit_bias(body.logit_bias, api.service.tokenizer)
+    if body.seed is not None:
+        given["seed"] = None if body.seed == -1 else body.seed % SEED_MODULUS
+    return replace(api.options.sampling, n_logprobs=n_logprobs, **given)
+
+
+def logit_bias(
+    given: Mapping[str, float | bool] | Sequence[tuple[int | str, float | bool]], tokenizer: Tokenizer
+) -> dict[int, float]:
+    """Token id -> bias, from an object keyed by ids or from pairs that may name text. False bans a token."""
+    pairs = [(token_id(key), value) for key, value in given.items()] if isinstance(given, Mapping) else given
+    biases: dict[int, float] = {}
+    for key, value in pairs:
+        tokens = [key] if isinstance(key, int) else tokenizer.encode(key, add_special=False, parse_special=True)
+        for token in tokens:
+            if not 0 <= token < tokenizer.vocab_size:
+                raise InvalidParameter(
+                    f"logit_bias names token {token}, the vocabulary has {tokenizer.vocab_size}", param="logit_bias"
+                )
+            biases[token] = -math.inf if value is False else float(value)
+    return biases
+
+
+def token_id(key: str) -> int:
+    """A key of a logit_bias object."""
+    if not (key.isascii() and key.isdecimal() and len(key) < 12):
+        raise InvalidParameter(f"logit_bias has the key {key[:40]!r}, which is not a token id", param="logit_bias")
+    return int(key)
+
+
+def stop_strings(given: str | Sequence[str] | None, api: Api) -> tuple[str, ...]:
+    """One string or several, none of them empty, in bounds."""
+    stops = () if given is None else (given,) if isinstance(given, str) else tuple(given)
+    limits = api.options.limits
+    if len(stops) > limits.stops:
+        raise InvalidParameter(f"stop has {len(stops)} strings, at most {limits.stops} are taken", param="stop")
+    if any(not stop or len(stop) > limits.stop_chars for stop in stops):
+        raise InvalidParameter(f"stop strings must have 1 to {limits.stop_chars} characters", param="stop")
+    return stops
+
+
+def chat_params(body: ChatRequest, api: Api) -> Wanted:
+    """Check a chat request, all but its messages."""
+    if body.top_logprobs is not None and not body.logprobs:
+        raise InvalidParameter("top_logprobs needs logprobs to be true", param="top_logprobs")
+    if (body.top_logprobs or 0) > api.options.limits.top_logprobs:
+        raise InvalidParameter(f"top_logprobs is at most {api.options.limits.top_logprobs}", param="top_logprobs")
+    if body.response_format is not None and body.response_format.type != "text":
+        raise InvalidParameter(
+            f"response_format {body.response_format.type!r} is not supported by this server", param="response_format"
+        )
+    if body.tool_choice not in (None, "none", "auto"):
+        raise InvalidParameter("tool_choice needs tools, which this server does not support", param="tool_choice")
+    return wanted(
+        body, api, max_tokens=max_tokens(body), n_logprobs=(body.top_logprobs or 0) if body.logprobs else None
+    )
+
+
+def max_tokens(body: ChatRequest) -> int | None:
+    """The first of the field's three names that is given; None: until the context is full."""
+    for value in (body.max_completion_tokens, body.max_tokens, body.n_predict):
+        if value is not None:
+            return None if value < 0 else value
+    return None
+
+
+def check_fits(n_prompt_tokens: int, api: Api, *, param: str) -> None:
+    """Refuse prompts that leave no room for one token. Longer answers than fit are cut and end with `length`."""
+    n_ctx = api.service.info.n_ctx
+    if n_prompt_tokens >= n_ctx:
+        raise ContextLengthExceeded(n_prompt_tokens, n_ctx, param=param)

@@ -1,0 +1,80 @@
+"""The request of /v1/chat/completions."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from app.api.schemas.base import Int, RequestModel
+from app.api.schemas.sampling import GenerationFields, StreamOptions
+
+Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
+
+
+class ContentPart(RequestModel):
+    """One part of a message. Only text is understood; parts of other kinds are refused by name."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+
+class FunctionCall(RequestModel):
+    """A call an assistant made earlier. `arguments` is JSON in a string, as OpenAI writes it, or the object itself."""
+
+    name: str
+    arguments: str | dict[str, Any] | None = None
+
+
+class ToolCall(RequestModel):
+    """One entry of an earlier assistant message's `tool_calls`."""
+
+    id: str | None = None
+    type: str | None = None
+    function: FunctionCall
+
+
+class Message(RequestModel):
+    """One message of the conversation."""
+
+    role: Role
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+
+
+class ResponseFormat(RequestModel):
+    """The form the answer must have."""
+
+    type: str
+
+
+class ChatRequest(GenerationFields):
+    """A conversation to continue by one assistant message."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_tokens: Annotated[Int, Field(ge=0)] | None = None
+    max_completion_tokens: Annotated[Int, Field(ge=0, description="Wins over max_tokens")] | None = None
+    n_predict: Annotated[Int, Field(ge=-1, description="llama-server's name of max_tokens; -1: no limit")] | None = None
+    stream_options: StreamOptions | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[Int, Field(ge=0)] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    reasoning_format: Literal["none", "auto", "deepseek", "deepseek-legacy"] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    response_format: ResponseFormat | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    tools: Any = None
+    parallel_tool_calls: bool | None = None
+    functions: Any = None
+    function_call: Any = None
+    modalities: Any = None
+    audio: Any = None
+    prediction: Any = None
+    web_search_options: Any = None

@@ -1,0 +1,86 @@
+"""Fields that say how tokens are chosen, by OpenAI's names and by llama-server's."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, Strict
+
+from app.api.schemas.base import Int, RequestModel, TokenId
+
+Probability = Annotated[float, Field(ge=0, le=1)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+Bias = Annotated[float, Field(ge=-100, le=100)] | Literal[False]
+BiasPair = Annotated[tuple[TokenId | str, Bias], Strict(False)]
+NotNegative = Annotated[float, Field(ge=0)]
+
+
+class SamplingFields(RequestModel):
+    """Mixed into every request that generates. A field left out has the server's default value."""
+
+    temperature: Annotated[float, Field(ge=0, le=2, description="0 takes the likeliest token")] | None = None
+    top_p: Probability | None = None
+    top_k: Annotated[Int, Field(ge=-1, le=2**31 - 1, description="0 or less: off")] | None = None
+    min_p: Probability | None = None
+    typical_p: Probability | None = None
+    min_keep: Annotated[Int, Field(ge=0, le=2**31 - 1)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repeat_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=100, description="Another name of repeat_penalty")] | None = (
+        None
+    )
+    repeat_last_n: Annotated[Int, Field(ge=-1, le=2**31 - 1, description="-1: the whole context")] | None = None
+    dry_multiplier: NotNegative | None = None
+    dry_base: NotNegative | None = None
+    dry_allowed_length: Annotated[Int, Field(ge=0, le=2**31 - 1)] | None = None
+    dry_penalty_last_n: Annotated[Int, Field(ge=-1, le=2**31 - 1)] | None = None
+    dry_sequence_breakers: list[str] | None = None
+    xtc_probability: Probability | None = None
+    xtc_threshold: Probability | None = None
+    mirostat: Annotated[Int, Field(ge=0, le=2)] | None = None
+    mirostat_tau: NotNegative | None = None
+    mirostat_eta: NotNegative | None = None
+    seed: Annotated[Int, Field(description="-1: a fresh one")] | None = None
+    ignore_eos: bool | None = None
+    logit_bias: (
+        Annotated[
+            dict[str, Bias] | list[BiasPair],
+            Field(description="Token ids to biases from -100 to 100; false bans a token. Pairs may name text instead"),
+        ]
+        | None
+    ) = None
+    samplers: list[str] | str | None = None
+    dynatemp_range: Any = None
+    dynatemp_exponent: Any = None
+    top_n_sigma: Any = None
+    grammar: Any = None
+    grammar_lazy: Any = None
+    json_schema: Any = None
+    structured_outputs: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    lora: Any = None
+
+
+class GenerationFields(SamplingFields):
+    """Fields of every request that generates, besides how tokens are chosen."""
+
+    model: Annotated[str, Field(max_length=1024)] | None = None
+    stream: bool | None = None
+    stop: str | list[str] | None = None
+    n: Annotated[Int, Field(ge=1)] | None = None
+    cache_prompt: bool | None = None
+    id_slot: Any = None
+    n_cache_reuse: Any = None
+    return_tokens: bool | None = None
+    return_progress: bool | None = None
+    timings_per_token: bool | None = None
+
+
+class StreamOptions(RequestModel):
+    """What a stream carries besides the answer."""
+
+    include_usage: bool | None = None

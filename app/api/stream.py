@@ -1,0 +1,94 @@
+"""Server-sent events: headers and a first comment at once, comments while it is quiet, errors inside the stream."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from json.encoder import encode_basestring as json_string  # the quoted JSON form of a str, made in C
+from typing import Any
+
+from anyio import CancelScope
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from app.api.errors import error_body, kind_of
+
+log = logging.getLogger(__name__)
+
+Emit = Callable[[bytes], Awaitable[None]]
+Produce = Callable[[Emit], Awaitable[None]]
+
+OPENING = b": tandem\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
+DONE = b"data: [DONE]\n\n"
+#: `no` keeps reverse proxies from collecting the stream before they pass it on.
+HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+
+__all__ = ["DONE", "Emit", "EventStream", "json_string", "sse"]
+
+
+def sse(payload: Mapping[str, Any]) -> bytes:
+    """One event."""
+    return b"data: %b\n\n" % json.dumps(payload, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+class EventStream(Response):
+    """A response whose events `produce` emits, whole events at a time, from one or more tasks.
+
+    `on_end` is called once however it ends, also when the client goes away (`produce` is cancelled then). Everything
+    that can be refused must have been refused before: from here on the status is 200 and an error is an event.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, produce: Produce, *, on_end: Callable[[], None], keepalive_s: float) -> None:
+        super().__init__(headers=HEADERS)
+        del self.headers["content-length"]
+        self._produce = produce
+        self._on_end = on_end
+        self._keepalive_s = keepalive_s
+        self._last_sent_s = 0.0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        clock = asyncio.get_running_loop().time
+
+        async def emit(events: bytes) -> None:
+            self._last_sent_s = clock()
+            await send({"type": "http.response.body", "body": events, "more_body": True})
+
+        cancel = CancelScope()
+        watch: asyncio.Task[None] | None = None
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            await emit(OPENING)
+            watch = asyncio.create_task(self._watch(receive, emit, clock, cancel))
+            with cancel:
+                await self._produce_or_tell(emit)
+        finally:
+            self._on_end()
+            if watch is not None:
+                watch.cancel()
+        if not cancel.cancelled_caught:
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _produce_or_tell(self, emit: Emit) -> None:
+        try:
+            await self._produce(emit)
+        except Exception as error:  # the status is sent; the stream is the only place left to say it
+            if kind_of(error).status == 500:
+                log.error("stream failed by a bug", exc_info=error)
+            await emit(sse(error_body(error)))
+
+    async def _watch(self, receive: Receive, emit: Emit, clock: Callable[[], float], cancel: CancelScope) -> None:
+        """Break silences with comments until the client is gone."""
+        while True:
+            try:
+                async with asyncio.timeout_at(self._last_sent_s + self._keepalive_s):
+                    if (await receive())["type"] == "http.disconnect":
+                        cancel.cancel()
+                        return
+            except TimeoutError:
+                if clock() - self._last_sent_s >= self._keepalive_s:
+                    await emit(KEEP_ALIVE)
