@@ -41,19 +41,34 @@ def plan_stages(
     devices: Sequence[Device],
     limits: StageLimits,
     tensor_split: Sequence[float] | None = None,
+    *,
+    spare: float = 0.0,
 ) -> list[PlannedStage]:
     """Decide which layers stand where. Asks devices for their free memory; allocates and loads nothing.
 
-    Raises OutOfDeviceMemory or ConfigError when the model cannot be placed.
+    `spare` is the share of free memory to leave alone. Raises OutOfDeviceMemory or ConfigError when the model cannot
+    be placed.
     """
-    layers, head = _costs(model, limits)
-    reserve = _compute_reserve_bytes(model, devices[0], limits) if devices else 0
-    budgets = [
-        DeviceBudget(name=device.name, free_bytes=device.memory().free_bytes, reserve_bytes=reserve)
-        for device in devices
-    ]
-    ranges = place(layers, head, budgets, tensor_split)
+    ranges = place_layers(model, limits, device_budgets(model, devices, limits, spare), tensor_split)
     return [_planned(model, devices[stage.device], stage, limits) for stage in ranges]
+
+
+def device_budgets(model: Model, devices: Sequence[Device], limits: StageLimits, spare: float) -> list[DeviceBudget]:
+    """What every device offers now, less compute buffers for `limits`."""
+    reserve_bytes = _compute_reserve_bytes(model, devices[0], limits) if devices else 0
+    budgets = []
+    for device in devices:
+        free_bytes = int(device.memory().free_bytes * (1 - spare))
+        budgets.append(DeviceBudget(name=device.name, free_bytes=free_bytes, reserve_bytes=reserve_bytes))
+    return budgets
+
+
+def place_layers(
+    model: Model, limits: StageLimits, budgets: Sequence[DeviceBudget], tensor_split: Sequence[float] | None = None
+) -> list[StageRange]:
+    """The ranges of layers that `place` chooses for these budgets."""
+    layers, head = _costs(model, limits)
+    return place(layers, head, budgets, tensor_split)
 
 
 def _planned(model: Model, device: Device, stage: StageRange, limits: StageLimits) -> PlannedStage:
@@ -64,15 +79,18 @@ def _planned(model: Model, device: Device, stage: StageRange, limits: StageLimit
 
 def _costs(model: Model, limits: StageLimits) -> tuple[list[LayerCost], LayerCost]:
     """Bytes of every layer and of the head, from the weights and caches the model names."""
-
-    def weight_bytes(layer: int) -> int:
-        return sum(spec_bytes(spec) for spec in model.weights() if spec.layer == layer)
-
+    weights = [0] * (model.n_layers + 1)
+    for spec in model.weights():
+        if spec.layer >= 0:
+            weights[spec.layer] += spec_bytes(spec)
     caches = [0] * model.n_layers
-    for spec in model.caches():
-        caches[spec.layer] += spec.leaf(limits.cache_rows(spec), limits.cache_type(spec)).n_bytes
-    layers = [LayerCost(weight_bytes=weight_bytes(i), cache_bytes=caches[i]) for i in range(model.n_layers)]
-    return layers, LayerCost(weight_bytes=weight_bytes(model.n_layers))
+    for cache in model.caches():
+        caches[cache.layer] += cache.leaf(limits.cache_rows(cache), limits.cache_type(cache)).n_bytes
+    layers = [
+        LayerCost(weight_bytes=weight_bytes, cache_bytes=cache_bytes)
+        for weight_bytes, cache_bytes in zip(weights, caches, strict=False)
+    ]
+    return layers, LayerCost(weight_bytes=weights[-1])
 
 
 def _compute_reserve_bytes(model: Model, device: Device, limits: StageLimits) -> int:

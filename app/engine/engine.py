@@ -1,0 +1,305 @@
+"""The engine: requests in, events out, and the one thread that owns all serving state in between.
+
+Callers (event loops) put submissions and aborts into an inbox. The thread takes them, keeps the lanes filled with
+ubatches, and turns logits into tokens as ubatches finish. Everything a step produced reaches its event loop with one
+wake-up. Nothing here speaks HTTP, and nothing knows whether a device is local.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from app.engine.executor import Executor, Running
+from app.engine.live import LiveRequest
+from app.engine.request import FinishReason, GenerateRequest
+from app.engine.service import ModelInfo, Phase, ServiceStatus, SlotInfo
+from app.engine.serving.scheduler import Scheduler
+from app.engine.serving.types import Choice, Ended, OutputKind, SchedulerConfig, Ubatch
+from app.engine.stream import EventStream, Outbox
+from app.engine.text.templates import ChatTemplate
+from app.engine.text.tokenizer import Tokenizer
+from app.errors import (
+    ContextLengthExceeded,
+    DeviceLost,
+    InternalError,
+    NotReady,
+    QueueFull,
+    TandemError,
+)
+
+log = logging.getLogger(__name__)
+
+#: Called on a thread of its own when devices are lost; returns an executor over stages that stand again.
+Recovery = Callable[[Executor, DeviceLost], Executor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineParts:
+    """What bootstrap builds and the engine runs."""
+
+    info: ModelInfo
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    config: SchedulerConfig
+    executor: Executor
+    recovery: Recovery | None = None
+    max_in_flight: int = 2
+
+
+class Engine:
+    """One context, one KV cache, one slot map. Implements `InferenceService`."""
+
+    def __init__(self, parts: EngineParts, clock: Callable[[], float] = time.monotonic) -> None:
+        self.info = parts.info
+        self.tokenizer = parts.tokenizer
+        self.template = parts.template
+        self._config = parts.config
+        self._scheduler = Scheduler(parts.config)
+        self._executor = parts.executor
+        self._recovery = parts.recovery
+        self._max_in_flight = parts.max_in_flight
+        self._clock = clock
+        self._status = ServiceStatus(phase=Phase.READY, progress=1.0)
+        self._live: dict[str, LiveRequest] = {}
+        self._running: deque[Running] = deque()
+        self._outbox = Outbox()
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._wake = threading.Event()
+        self._n_open = 0
+        self._open_lock = threading.Lock()
+        self._stopping = False
+        self._counters: dict[str, float] = {"tokens_predicted_total": 0.0, "device_losses_total": 0.0}
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    # -- called from event loops -----------------------------------------------------------------------------------
+
+    def status(self) -> ServiceStatus:
+        return self._status
+
+    def submit(self, request: GenerateRequest) -> EventStream:
+        """Admit a request or say at once why not; see `InferenceService.submit`."""
+        self._check_ready()
+        if len(request.prompt) >= self._config.n_ctx:
+            raise ContextLengthExceeded(len(request.prompt), self._config.n_ctx)
+        self._admit()
+        stream = EventStream(request.id, self.abort)
+        live = LiveRequest(request, stream, self.tokenizer, self.info.n_vocab, self._clock())
+        self._post(lambda: self._add(live))
+        return stream
+
+    def abort(self, request_id: str) -> bool:
+        """Ask for an abort; True if the request was running when asked."""
+        known = request_id in self._live
+        self._post(lambda: self._abort(request_id))
+        return known
+
+    def slots(self) -> Sequence[SlotInfo]:
+        return self._scheduler.slots()
+
+    def counters(self) -> Mapping[str, float]:
+        return {**self._scheduler.counters(), **self._counters, "requests_in_flight": float(self._n_open)}
+
+    def close(self, *, drain_s: float = 0.0) -> None:
+        """Stop admitting, give running requests `drain_s` seconds, end the rest, and stop the thread."""
+        self._status = ServiceStatus(phase=Phase.DRAINING)
+        deadline = self._clock() + drain_s
+        while self._n_open and self._clock() < deadline and self._thread.is_alive():
+            self._thread.join(0.05)
+        self._stopping = True
+        self._wake.set()
+        self._thread.join()
+
+    def _check_ready(self) -> None:
+        status = self._status
+        if status.phase is Phase.DEGRADED:
+            lost = ", ".join(status.lost_devices)
+            raise DeviceLost(lost, f"{status.detail}; the server serves again as soon as it is back")
+        if status.phase is not Phase.READY:
+            raise NotReady(f"the server is {status.phase.value}, try again later", retry_after_s=1.0)
+
+    def _admit(self) -> None:
+        with self._open_lock:
+            limit = self._config.n_slots + self._config.max_queue
+            if self._n_open >= limit:
+                raise QueueFull(
+                    f"{self._n_open} requests are running or waiting, and this server holds {limit}; try again later",
+                    retry_after_s=1.0,
+                )
+            self._n_open += 1
+
+    def _post(self, command: Callable[[], None]) -> None:
+        self._inbox.append(command)
+        self._wake.set()
+
+    # -- the engine's thread ---------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._stopping:
+            try:
+                self._wake.clear()
+                self._step()
+                self._outbox.flush()
+                if self._is_idle():
+                    self._wake.wait(self._idle_timeout_s())
+            except Exception as error:  # nobody may ever wait on a dead loop: fail the requests and go on
+                log.exception("the step loop failed")
+                self._fail_all(InternalError(f"the engine failed: {error!r}; this is a bug"))
+        self._fail_all(NotReady("the server is shutting down"))
+
+    def _step(self) -> None:
+        while self._inbox:
+            self._inbox.popleft()()
+        for ended in self._scheduler.expire(self._clock()):
+            self._end(ended)
+        if self._status.phase in (Phase.READY, Phase.DRAINING):
+            self._fill_lanes()
+        while self._running and self._running[0].done.done():
+            self._take(self._running.popleft())
+            self._fill_lanes()
+
+    def _is_idle(self) -> bool:
+        if self._inbox or self._stopping:
+            return False
+        return not self._running or not self._running[0].done.done()
+
+    def _idle_timeout_s(self) -> float | None:
+        """How long to sleep at most: to the next deadline, if any request has one."""
+        deadlines = [live.deadline_s for live in self._live.values() if live.deadline_s is not None]
+        return max(0.0, min(deadlines) - self._clock()) if deadlines else None
+
+    def _fill_lanes(self) -> None:
+        while len(self._running) < self._max_in_flight:
+            ubatch = self._scheduler.schedule(self._clock())
+            if ubatch is None:
+                return
+            running = self._executor.submit(ubatch)
+            self._running.append(running)
+            running.done.add_done_callback(self._on_done)
+            self._announce(ubatch)
+
+    def _on_done(self, _: Future[Any]) -> None:
+        self._wake.set()
+
+    def _announce(self, ubatch: Ubatch) -> None:
+        for request_id in ubatch.started:
+            live, report = self._live.get(request_id), self._scheduler.report(request_id)
+            if live is not None and report is not None:
+                self._outbox.put(live.stream, live.start(report, self._clock()))
+
+    def _take(self, running: Running) -> None:
+        """A ubatch has run: draw tokens, commit them, tell the streams."""
+        try:
+            rows = running.rows()
+        except TandemError as error:
+            self._on_device_error(error)
+            return
+        choices: dict[str, Choice] = {}
+        for output, logits in zip(running.ubatch.outputs, rows, strict=True):
+            live = self._live.get(output.request_id)
+            if live is None or not self._scheduler.is_live(output.request_id):
+                continue
+            if output.kind is OutputKind.SAMPLE:
+                choices[output.request_id] = self._draw(live, logits, output.position)
+            else:
+                live.add_prompt_logprob(logits, output.target)
+        now = self._clock()
+        for ended in self._scheduler.commit(running.ubatch, choices, now):
+            self._end(ended)
+        self._report_progress(running.ubatch, now)
+
+    def _draw(self, live: LiveRequest, logits: Any, position: int) -> Choice:
+        token, delta = live.draw(logits, position, self._clock())
+        self._counters["tokens_predicted_total"] += 1
+        if delta is not None:
+            self._outbox.put(live.stream, delta)
+        return Choice(token, stop=live.answer.finish_reason is FinishReason.STOP)
+
+    def _report_progress(self, ubatch: Ubatch, now: float) -> None:
+        for sequence in ubatch.sequences:
+            live = self._live.get(sequence.request_id)
+            if live is None or sequence.is_decode or not live.request.report_progress:
+                continue
+            report = self._scheduler.report(sequence.request_id)
+            if report is not None:
+                self._outbox.put(live.stream, live.progress(report, now))
+
+    # -- beginnings and endings ------------------------------------------------------------------------------------
+
+    def _add(self, live: LiveRequest) -> None:
+        try:
+            self._scheduler.add(live.request, live.submitted_s)
+        except TandemError as error:
+            self._close_stream(live, error)
+        else:
+            self._live[live.request.id] = live
+
+    def _abort(self, request_id: str) -> None:
+        ended = self._scheduler.abort(request_id)
+        if ended is not None:
+            self._end(ended)
+
+    def _end(self, ended: Ended) -> None:
+        live = self._live.pop(ended.request_id, None)
+        if live is None:
+            return
+        for event in live.finish(ended, self._clock()):
+            self._outbox.put(live.stream, event)
+        self._release()
+
+    def _close_stream(self, live: LiveRequest, error: TandemError) -> None:
+        self._outbox.put(live.stream, error)
+        self._release()
+
+    def _release(self) -> None:
+        with self._open_lock:
+            self._n_open -= 1
+
+    # -- failures --------------------------------------------------------------------------------------------------
+
+    def _fail_all(self, error: TandemError) -> None:
+        """End every request with this error. What is in flight is forgotten; lanes finish it on their own."""
+        while self._inbox:
+            self._inbox.popleft()()
+        self._running.clear()
+        self._scheduler.fail_all()
+        live, self._live = list(self._live.values()), {}
+        for request in live:
+            self._close_stream(request, error)
+        self._outbox.flush()
+
+    def _on_device_error(self, error: TandemError) -> None:
+        """A lane failed: what its ubatches wrote is unknown, so every request and the whole cache end with it."""
+        log.error("a ubatch failed: %s", error)
+        if isinstance(error, DeviceLost):
+            self._counters["device_losses_total"] += 1
+            self._status = ServiceStatus(
+                phase=Phase.DEGRADED, detail=str(error.cause), lost_devices=(error.endpoint,), progress=0.0
+            )
+        self._fail_all(error)
+        self._executor.forget_inputs()
+        if isinstance(error, DeviceLost) and self._recovery is not None:
+            threading.Thread(target=self._recover, args=(error,), name="engine-recovery", daemon=True).start()
+
+    def _recover(self, lost: DeviceLost) -> None:
+        """On a thread of its own: wait for the device to come back, then hand the new stages to the engine."""
+        assert self._recovery is not None
+        try:
+            executor = self._recovery(self._executor, lost)
+        except TandemError as error:
+            log.error("recovery from the loss of %s failed for good: %s", lost.endpoint, error)
+            self._status = ServiceStatus(phase=Phase.FAILED, detail=str(error), lost_devices=(lost.endpoint,))
+            return
+        self._post(lambda: self._resume(executor))
+
+    def _resume(self, executor: Executor) -> None:
+        self._executor = executor
+        self._status = ServiceStatus(phase=Phase.READY, progress=1.0)
+        log.info("all devices stand again")

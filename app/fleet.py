@@ -1,0 +1,77 @@
+"""The devices a command works with: local ones by name, remote ones behind their endpoints."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+
+from app.engine.device import Device
+from app.engine.devices.numpy import NumpyDevice
+from app.errors import ConfigError
+from app.rpc.device import connect
+
+log = logging.getLogger(__name__)
+
+
+def _cpu(threads: int | None, memory_limit_bytes: int | None) -> Device:
+    """The native CPU device, or the reference device where the native part was not built."""
+    n_threads = threads or os.cpu_count() or 1
+    return NumpyDevice("CPU", n_threads=n_threads, memory_limit_bytes=memory_limit_bytes)
+
+
+def _numpy(threads: int | None, memory_limit_bytes: int | None) -> Device:
+    return NumpyDevice("NUMPY", n_threads=threads or os.cpu_count() or 1, memory_limit_bytes=memory_limit_bytes)
+
+
+LOCAL_DEVICES: dict[str, Callable[[int | None, int | None], Device]] = {"CPU": _cpu, "NUMPY": _numpy}
+
+
+def open_local(names: Sequence[str], threads: int | None, memory_limit_bytes: int | None = None) -> list[Device]:
+    """Local devices by name; none named: the best there is. Raises ConfigError for a name that is not known."""
+    devices = []
+    for name in names or ("CPU",):
+        if name.upper() not in LOCAL_DEVICES:
+            raise ConfigError(f"no local device is called {name!r}; there are {', '.join(LOCAL_DEVICES)}")
+        devices.append(LOCAL_DEVICES[name.upper()](threads, memory_limit_bytes))
+    return devices
+
+
+def open_devices(names: Sequence[str], rpc: Sequence[str], threads: int | None) -> list[Device]:
+    """Devices in layer order. Names are those of local devices and RPC0, RPC1, ... for what the endpoints offer.
+
+    None named: every remote device if there are endpoints, else the best local one. What is opened and not used is
+    closed again. Raises ConfigError, VersionMismatch, DeviceLost.
+    """
+    remote: list[Device] = []
+    try:
+        for endpoint in rpc:
+            remote.extend(connect(endpoint, first_number=len(remote)))
+        if not names:
+            return remote or open_local((), threads)
+        return _chosen(names, remote, threads)
+    except BaseException:
+        close_all(remote)
+        raise
+
+
+def _chosen(names: Sequence[str], remote: Sequence[Device], threads: int | None) -> list[Device]:
+    by_name = {f"RPC{number}": device for number, device in enumerate(remote)}
+    if len(set(map(str.upper, names))) != len(names):
+        raise ConfigError(f"--device {','.join(names)} names a device twice")
+    known = (*LOCAL_DEVICES, *by_name)
+    unknown = [name for name in names if name.upper() not in known]
+    if unknown:
+        raise ConfigError(f"no device is called {unknown[0]!r}; there are {', '.join(known)}")
+    chosen = [by_name.pop(name.upper(), None) or open_local((name,), threads)[0] for name in names]
+    close_all(list(by_name.values()))
+    return chosen
+
+
+def close_all(devices: Sequence[Device]) -> None:
+    """Close devices; one that fails to does not keep the others open."""
+    for device in devices:
+        try:
+            device.close()
+        except Exception as error:  # closing is the last thing asked of a device; say what went wrong and go on
+            log.warning("closing %s failed: %s", device.name, error)

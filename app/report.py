@@ -1,0 +1,97 @@
+"""What a start tells the person who started it: progress, placement, and how to talk to the server."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.table import Table
+
+from app.engine.loader import PlannedStage
+from app.engine.stage import StageLimits
+
+#: Plain progress lines, where there is no terminal, come at most this often.
+_PLAIN_EVERY_S = 5.0
+
+
+def mib(n_bytes: int) -> str:
+    return f"{n_bytes / (1 << 20):,.1f} MiB"
+
+
+def plan_table(planned: Sequence[PlannedStage], limits: StageLimits, n_layers: int) -> Table:
+    """Where each layer range stands and what it takes."""
+    table = Table(title=f"placement: {n_layers} layers, {limits.n_cells:,} KV cells", title_justify="left")
+    for heading in ("device", "layers", "weights", "KV cache", "compute", "all"):
+        table.add_column(heading, justify="left" if heading in ("device", "layers") else "right")
+    for stage in planned:
+        first, last = stage.shape.first_layer, stage.shape.last_layer
+        layers = f"{first}-{last - 1}" if last > first else "none"
+        layers += " + head" if stage.shape.is_last else ""
+        parts = (stage.weight_bytes, stage.cache_bytes, stage.compute_bytes)
+        table.add_row(stage.device.name, layers, *map(mib, parts), mib(sum(parts)))
+    return table
+
+
+def print_table(table: Table) -> None:
+    console = Console(file=sys.stdout)
+    if not console.is_terminal:
+        console = Console(file=sys.stdout, width=120)
+    console.print(table)
+
+
+def curl_line(url: str, needs_key: bool) -> str:
+    """A command to paste: one streamed chat."""
+    key = " -H 'Authorization: Bearer YOUR_KEY'" if needs_key else ""
+    body = '{"messages":[{"role":"user","content":"What is the capital of France?"}],"stream":true}'
+    return f"curl -N {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d {shlex.quote(body)}"
+
+
+@dataclass(slots=True)
+class _Sent:
+    sent_bytes: int = 0
+    total_bytes: int = 0
+
+
+class UploadReport:
+    """Adds up what all devices have taken of their weights and prints it; called from the devices' threads."""
+
+    def __init__(self) -> None:
+        self._devices: dict[str, _Sent] = {}
+        self._started_s = time.monotonic()
+        self._printed_s = self._started_s
+        self._is_terminal = sys.stderr.isatty()
+
+    @property
+    def fraction(self) -> float:
+        total = sum(device.total_bytes for device in self._devices.values())
+        return sum(device.sent_bytes for device in self._devices.values()) / total if total else 0.0
+
+    @property
+    def seconds_left(self) -> float | None:
+        """At the speed so far; None before anything was sent."""
+        fraction = self.fraction
+        return (time.monotonic() - self._started_s) * (1 - fraction) / fraction if fraction else None
+
+    def __call__(self, device: str, sent_bytes: int, total_bytes: int) -> None:
+        self._devices[device] = _Sent(sent_bytes, total_bytes)
+        now = time.monotonic()
+        is_over = all(sent.sent_bytes >= sent.total_bytes for sent in list(self._devices.values()))
+        if is_over or now - self._printed_s >= (0.1 if self._is_terminal else _PLAIN_EVERY_S):
+            self._printed_s = now
+            self._print(now, is_over)
+
+    def _print(self, now: float, is_over: bool) -> None:
+        elapsed_s = max(now - self._started_s, 1e-3)
+        parts = [
+            f"{name} {mib(sent.sent_bytes)} of {mib(sent.total_bytes)} ({sent.sent_bytes / elapsed_s / 1e6:,.0f} MB/s)"
+            for name, sent in sorted(self._devices.items())
+        ]
+        line = "loading: " + ", ".join(parts)
+        if self._is_terminal:
+            print(f"\r\x1b[K{line}", end="\n" if is_over else "", file=sys.stderr, flush=True)
+        else:
+            print(line, file=sys.stderr, flush=True)

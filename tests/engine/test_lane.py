@@ -1,0 +1,80 @@
+"""Lanes: strict order, waiting for futures in place, errors that surface once, and a close that finishes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future
+
+import pytest
+
+from app.engine.lane import Lane
+from app.errors import DeviceLost
+
+
+@pytest.fixture
+def lane() -> Iterator[Lane]:
+    lane = Lane("test")
+    yield lane
+    lane.close()
+
+
+def fail() -> None:
+    raise ValueError("broken")
+
+
+def test_jobs_run_in_order_and_wait_behind_a_future(lane: Lane) -> None:
+    gate: Future[int] = Future()
+    seen: list[int] = []
+    lane.submit(lambda: seen.append(gate.result(10)))
+    lane.submit(lambda: seen.append(2))
+    last = lane.call(lambda: seen.append(3), surfaces=True)
+    assert not last.done() and seen == []
+    gate.set_result(1)
+    last.result(10)
+    assert seen == [1, 2, 3]
+
+
+def test_an_error_nobody_waits_for_surfaces_once_at_the_next_read(lane: Lane) -> None:
+    lane.submit(fail)
+    assert lane.call(lambda: 5).result(10) == 5
+    with pytest.raises(ValueError, match="broken"):
+        lane.call(lambda: 6, surfaces=True).result(10)
+    assert lane.call(lambda: 7, surfaces=True).result(10) == 7
+
+
+def test_an_error_of_a_call_reaches_its_future_and_the_next_read(lane: Lane) -> None:
+    with pytest.raises(ValueError, match="broken"):
+        lane.call(fail).result(10)
+    with pytest.raises(ValueError, match="broken"):
+        lane.call(lambda: 6, surfaces=True).result(10)
+
+
+def test_the_first_of_several_errors_surfaces(lane: Lane) -> None:
+    lane.submit(fail)
+    lane.submit(lambda: 1 // 0)
+    with pytest.raises(ValueError, match="broken"):
+        lane.call(lambda: None, surfaces=True).result(10)
+
+
+def test_a_cancelled_call_is_skipped_in_its_place(lane: Lane) -> None:
+    gate: Future[None] = Future()
+    seen: list[str] = []
+    lane.submit(gate.result)
+    cancelled = lane.call(lambda: seen.append("cancelled"))
+    assert cancelled.cancel()
+    last = lane.call(lambda: seen.append("last"))
+    gate.set_result(None)
+    last.result(10)
+    assert seen == ["last"]
+
+
+def test_close_finishes_what_is_queued_and_refuses_the_rest() -> None:
+    lane = Lane("closing")
+    seen: list[int] = []
+    for number in range(100):
+        lane.submit(lambda n=number: seen.append(n))  # type: ignore[misc]
+    lane.close()
+    lane.close()
+    assert seen == list(range(100))
+    with pytest.raises(DeviceLost, match="closing.*closed"):
+        lane.submit(lambda: None)
