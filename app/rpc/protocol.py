@@ -1,0 +1,275 @@
+"""Both ends of one connection as pure state: bytes in, messages out. No sockets, no threads.
+
+An I/O shell receives into `space()`, reports with `received()`, and asks for messages until there are none. Bulk data
+passes the parser by: after a message that streams, `payload_left` says how many bytes belong to it; the shell takes
+what is already buffered with `take_payload()`, receives the rest wherever it likes and reports it with `passed()`.
+After a protocol error a parser refuses everything.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from app.errors import LocalProtocolError, RemoteProtocolError
+from app.rpc import messages
+from app.rpc.messages import SPECS, Layout, Request, Spec, Specs
+from app.rpc.wire import (
+    ANSWER_HEADER,
+    ERROR_NOTICE,
+    ERROR_NOTICE_LENGTH,
+    FIRST_EXTENSION,
+    MAX_ERROR_NOTICE_BYTES,
+    REQUEST_HEADER,
+    Command,
+)
+
+#: Bounds every request but the bulk data of SET_TENSOR: a graph of 200,000 tensors fits.
+MAX_MESSAGE_BYTES = 64 << 20
+
+_FIRST_BYTES = 4096
+_KEEP_BYTES = 1 << 20
+_COMMANDS = {int(command): command for command in Command}
+
+
+def encode(request: Request, version: tuple[int, int], payload_bytes: int = 0) -> bytes:
+    """The bytes of a request before its tail or bulk data, which must be sent right behind (`payload_bytes` in all)."""
+    packed = SPECS[version][request.command].request.pack(request)
+    return REQUEST_HEADER.pack(request.command, len(packed) + payload_bytes) + packed
+
+
+def encode_answer(layout: Layout, answer: Any) -> bytes:
+    """A whole answer of fixed size."""
+    return ANSWER_HEADER.pack(layout.fixed_bytes) + layout.pack(answer)
+
+
+def encode_error_notice(reason: str) -> bytes:
+    """The last words of a Tandem worker to a client that understands them."""
+    text = reason.encode()[:MAX_ERROR_NOTICE_BYTES]
+    return ANSWER_HEADER.pack(ERROR_NOTICE) + ERROR_NOTICE_LENGTH.pack(len(text)) + text
+
+
+class ReceiveBuffer:
+    """Received bytes that are not understood yet.
+
+    It grows as bytes arrive, never on an announced size, and hands out views of its own memory: a view is valid until
+    the next call of `space`.
+    """
+
+    def __init__(self) -> None:
+        self._memory = bytearray(_FIRST_BYTES)
+        self._view = memoryview(self._memory)
+        self._start = 0
+        self._end = 0
+
+    def __len__(self) -> int:
+        return self._end - self._start
+
+    def space(self, wanted: int = 1) -> memoryview:
+        """Free memory to receive into, at least one byte; more when `wanted` says that more will come."""
+        if self._start == self._end:
+            self._start = self._end = 0
+            if len(self._memory) > _KEEP_BYTES:
+                self._memory = bytearray(_FIRST_BYTES)
+                self._view = memoryview(self._memory)
+        free = len(self._memory) - self._end
+        if free < min(wanted, _FIRST_BYTES):
+            self._make_room()
+        return self._view[self._end :]
+
+    def _make_room(self) -> None:
+        """Move to the front, into twice the memory when more than half of it is in use."""
+        held = len(self)
+        size = len(self._memory)
+        memory = bytearray(size * 2 if held * 2 > size else size)
+        memory[:held] = self._view[self._start : self._end]
+        self._memory, self._view = memory, memoryview(memory)
+        self._start, self._end = 0, held
+
+    def received(self, n: int) -> None:
+        self._end += n
+
+    def peek(self, n: int) -> memoryview:
+        return self._view[self._start : self._start + n]
+
+    def take(self, n: int) -> memoryview:
+        """The next bytes, at most `n`."""
+        end = min(self._start + n, self._end)
+        taken = self._view[self._start : end]
+        self._start = end
+        return taken
+
+
+class _Parser:
+    """What both roles share: the buffer, the payload that passes by, and poisoning."""
+
+    def __init__(self) -> None:
+        self._buffer = ReceiveBuffer()
+        self._error: RemoteProtocolError | None = None
+        self._missing = 1
+        self.payload_left = 0
+
+    def space(self) -> memoryview:
+        """Where to receive the next bytes. Valid until the next call; views given out before are not valid any more."""
+        return self._buffer.space(self._missing)
+
+    def received(self, n: int) -> None:
+        """`n` bytes were put into `space()`."""
+        self._buffer.received(n)
+
+    def feed(self, data: bytes | memoryview) -> None:
+        """Copy bytes in; for callers that have them already."""
+        view = memoryview(data)
+        while view:
+            space = self.space()
+            n = min(len(space), len(view))
+            space[:n] = view[:n]
+            self.received(n)
+            view = view[n:]
+
+    @property
+    def buffered(self) -> int:
+        """Bytes received but not understood yet."""
+        return len(self._buffer)
+
+    def take_payload(self, most: int) -> memoryview:
+        """Payload bytes that were received together with the header, at most `most`; empty when there are none."""
+        taken = self._buffer.take(min(most, self.payload_left))
+        self.payload_left -= len(taken)
+        return taken
+
+    def passed(self, n: int) -> None:
+        """`n` payload bytes went from the socket straight to their place."""
+        if n > self.payload_left or len(self._buffer):
+            raise LocalProtocolError(f"{n} payload bytes passed by, but {self.payload_left} were due")
+        self.payload_left -= n
+
+    def _ready(self, n: int) -> bool:
+        """Whether `n` bytes are there; remembers how many are missing."""
+        self._missing = n - len(self._buffer)
+        return self._missing <= 0
+
+    def _check(self) -> None:
+        if self._error is not None:
+            raise self._error
+        if self.payload_left:
+            raise LocalProtocolError(f"{self.payload_left} payload bytes must be taken first")
+
+    def _refuse(self, message: str) -> RemoteProtocolError:
+        self._error = RemoteProtocolError(message)
+        return self._error
+
+
+class RequestParser(_Parser):
+    """The worker's side: turns a client's bytes into requests.
+
+    `version` decides the shape of SET_TENSOR. HELLO must come first and once. Extensions are understood always:
+    clients send them only to a worker that announced itself.
+    """
+
+    def __init__(self, version: tuple[int, int], max_message_bytes: int = MAX_MESSAGE_BYTES) -> None:
+        super().__init__()
+        self._specs: Specs = SPECS[version]
+        self._max_message_bytes = max_message_bytes
+        self._greeted = False
+        self._spec: Spec | None = None
+        self._command = Command.HELLO
+        self._size = 0
+
+    def next_request(self) -> Request | None:
+        """The next request, or None when more bytes are needed. Raises RemoteProtocolError.
+
+        The message may hold views that are valid until the next call of `space`.
+        """
+        self._check()
+        if self._spec is None:
+            self._read_header()
+            if self._spec is None:
+                return None
+        spec = self._spec
+        wanted = spec.request.fixed_bytes if spec.streams else self._size
+        if not self._ready(wanted):
+            return None
+        self._spec = None
+        self.payload_left = self._size - wanted
+        request: Request = spec.request.unpack(self._buffer.take(wanted))
+        return request
+
+    @property
+    def mid_request(self) -> bool:
+        """Whether a request has begun to arrive and is not complete."""
+        return self._spec is not None or len(self._buffer) > 0 or self.payload_left > 0
+
+    def _read_header(self) -> None:
+        if len(self._buffer):
+            self._check_command(self._buffer.peek(1)[0])
+        if not self._ready(REQUEST_HEADER.size):
+            return
+        number, size = REQUEST_HEADER.unpack(self._buffer.take(REQUEST_HEADER.size))
+        command = _COMMANDS[number]
+        spec = self._specs[command]
+        try:
+            messages.check_request_size(spec, command, size, self._max_message_bytes)
+        except RemoteProtocolError as error:
+            raise self._refuse(str(error)) from None
+        self._greeted = True
+        self._spec, self._command, self._size = spec, command, size
+
+    def _check_command(self, number: int) -> None:
+        """Refuse on the very first byte: whoever speaks HTTP or TLS to this port shall know at once."""
+        if number not in _COMMANDS:
+            raise self._refuse(f"unknown command {number}; this port speaks ggml RPC")
+        if (number == Command.HELLO) == self._greeted:
+            wrong = "HELLO was sent twice" if self._greeted else f"{_COMMANDS[number].name} came before HELLO"
+            raise self._refuse(wrong)
+
+
+class AnswerParser(_Parser):
+    """The client's side: turns a worker's bytes into answers. Who asked what is the caller's to know.
+
+    `begin` reads an answer's header against what is allowed; then the body is `payload_left` bytes to take or pass by.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.understands_notices = False
+        self._in_notice = False
+
+    def begin(self, command: str, least: int, most: int) -> int | None:
+        """The size of the next answer's body, or None when more bytes are needed. Raises RemoteProtocolError."""
+        self._check()
+        if self._in_notice:
+            self._read_notice()
+            return None
+        if not self._ready(ANSWER_HEADER.size):
+            return None
+        (size,) = ANSWER_HEADER.unpack(self._buffer.take(ANSWER_HEADER.size))
+        if size == ERROR_NOTICE and self.understands_notices:
+            self._in_notice = True
+            self._read_notice()
+            return None
+        if not least <= size <= most:
+            allowed = f"{least}" if least == most else f"{least} to {most}"
+            raise self._refuse(f"the answer to {command} announces {size} bytes, allowed are {allowed}")
+        self.payload_left = int(size)
+        return self.payload_left
+
+    def take_body(self, size: int) -> memoryview | None:
+        """A small body as one view once it is complete, valid until the next call of `space`."""
+        if not self._ready(size):
+            return None
+        return self.take_payload(size)
+
+    def _read_notice(self) -> None:
+        if not self._ready(ERROR_NOTICE_LENGTH.size):
+            return
+        (length,) = ERROR_NOTICE_LENGTH.unpack(self._buffer.peek(ERROR_NOTICE_LENGTH.size))
+        if length > MAX_ERROR_NOTICE_BYTES:
+            raise self._refuse(f"the worker's error notice announces {length} bytes")
+        if self._ready(ERROR_NOTICE_LENGTH.size + length):
+            self._buffer.take(ERROR_NOTICE_LENGTH.size)
+            text = bytes(self._buffer.take(length)).decode(errors="replace")
+            raise self._refuse(f"the worker says: {text}")
+
+
+def is_extension(command: Command) -> bool:
+    return command >= FIRST_EXTENSION
