@@ -1,0 +1,72 @@
+"""The client's first words on a connection: who is there, and which version it speaks."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+
+from app.errors import DeviceLost, RemoteProtocolError, VersionMismatch
+from app.rpc.endpoint import Dial, Timeouts, tune
+from app.rpc.messages import SPECS, SPOKEN, Hello, HelloAnswer, Specs, decode_answer
+from app.rpc.protocol import encode
+from app.rpc.sockets import receive_exactly
+from app.rpc.wire import ANSWER_HEADER, TANDEM_PAD, Command
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """What a worker said about itself."""
+
+    version: tuple[int, int]
+    patch: int
+    is_tandem: bool
+
+    @property
+    def specs(self) -> Specs:
+        return SPECS[self.version]
+
+    def __str__(self) -> str:
+        kind = "tandem" if self.is_tandem else "stock"
+        return f"{kind} worker, protocol {self.version[0]}.{self.version[1]}.{self.patch}"
+
+
+def dial_and_greet(dial: Dial, endpoint: str, timeouts: Timeouts) -> tuple[socket.socket, Peer]:
+    """A greeted connection. Raises DeviceLost, RemoteProtocolError (not a worker) and VersionMismatch."""
+    sock = dial()
+    try:
+        tune(sock)
+        return sock, _greet(sock, endpoint, timeouts)
+    except BaseException:
+        sock.close()
+        raise
+
+
+def _greet(sock: socket.socket, endpoint: str, timeouts: Timeouts) -> Peer:
+    sock.settimeout(timeouts.hello_s)
+    spec = next(iter(SPECS.values()))[Command.HELLO]
+    assert spec.answer is not None
+    wanted = spec.answer.fixed_bytes
+    try:
+        sock.sendall(encode(Hello(), next(iter(SPECS))))
+        (size,) = ANSWER_HEADER.unpack(receive_exactly(sock, ANSWER_HEADER.size))
+        if size != wanted:
+            raise RemoteProtocolError(
+                f"{endpoint} is not an RPC worker: its first answer announces {size} bytes instead of {wanted}; "
+                f"check the host and the port"
+            )
+        answer: HelloAnswer = decode_answer(spec, memoryview(receive_exactly(sock, wanted)))
+    except TimeoutError as error:
+        raise DeviceLost(
+            endpoint,
+            f"the port is open, but nothing answered within {timeouts.hello_s:g} s; it is no RPC worker, "
+            f"or a stock worker that is serving another client",
+            command="HELLO",
+        ) from error
+    except EOFError as error:
+        raise DeviceLost(endpoint, "the peer hung up; is it an RPC worker?", command="HELLO") from error
+    except OSError as error:
+        raise DeviceLost(endpoint, error.strerror or str(error), command="HELLO") from error
+    version = (answer.major, answer.minor)
+    if version not in SPECS:
+        raise VersionMismatch(endpoint, (answer.major, answer.minor, answer.patch), SPOKEN)
+    return Peer(version, answer.patch, answer.pad == TANDEM_PAD)
