@@ -1,0 +1,424 @@
+"""A device at the far end of a connection, behind the same contract as a local one.
+
+Everything a caller submits becomes commands in one FIFO, so call order is wire order and the worker's order. Only what
+must be known at start is waited for: `alloc`, `prepare`, `memory` and `alloc_bytes` make round trips.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from app.engine.device import Device, DeviceCaps, DeviceMemory, Handle, Payload, WeightHint
+from app.engine.ggml import MAX_SRC, TRAITS, Op
+from app.engine.program import Buffer, PlacedTensor, Program
+from app.errors import DeviceLost, InternalError, OutOfDeviceMemory, TandemError, UnsupportedOp
+from app.rpc.link import Link, RpcBuffer
+from app.rpc.lower import Address, describe_tensor, encode_graph
+from app.rpc.messages import (
+    AllocBuffer,
+    BufferClear,
+    BufferGetBase,
+    CopyTensor,
+    FreeBuffer,
+    GetAlignment,
+    GetAllocSize,
+    GetDeviceMemory,
+    GraphCompute,
+    GraphDrop,
+    GraphRecompute,
+    GraphRun,
+    GraphStore,
+    InitTensor,
+    MemsetTensor,
+    Request,
+    SetTensorHash,
+    Value,
+)
+from app.rpc.outbox import SKIP, Answer, Entry, LaneState, settle
+from app.rpc.protocol import encode
+from app.rpc.transfers import (
+    CHUNK_BYTES,
+    CHUNK_BYTES_6_0,
+    MAX_WAITING_BYTES,
+    SMALL_BYTES,
+    SmallWrites,
+    chunks,
+    get_frame,
+    set_frame,
+)
+from app.rpc.wire import RpcTensor, region
+
+#: Weights from this size on are offered by their hash. Stock workers keep only larger ones in their cache.
+HASH_ABOVE_BYTES_STOCK = 10 << 20
+HASH_ABOVE_BYTES_TANDEM = 4 << 10
+
+#: Ops whose results may need scratch behind them, by backend; see also quantized rows that are padded.
+_SCRATCH_OPS = frozenset({Op.FLASH_ATTN_EXT, Op.MUL_MAT, Op.MUL_MAT_ID, Op.CUMSUM, Op.ARGSORT, Op.TOP_K})
+_PADDED_ROW_ELEMENTS = 512
+
+#: How long `close` waits for submitted work before it hangs up.
+CLOSE_GRACE_S = 5.0
+
+_DONE: Future[None] = Future()
+_DONE.set_result(None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Frames:
+    """Commands of one device that never change."""
+
+    record: bytes
+    recompute: bytes
+
+
+class RpcHandle(Handle):
+    """A program as the worker gets it: the frame that sends it whole, or the frame that names it."""
+
+    __slots__ = ("frame", "graph_id")
+
+    def __init__(self, program_name: str, frame: bytes, graph_id: int | None) -> None:
+        super().__init__(program_name)
+        self.frame = frame
+        self.graph_id = graph_id
+
+
+class RpcDevice(Device):
+    """One device of one worker. Made by `connect`."""
+
+    def __init__(self, name: str, link: Link, index: int, caps: DeviceCaps) -> None:
+        self.name = name
+        self.caps = caps
+        self.index = index
+        self.link = link
+        self._version = link.peer.version
+        self._lane = LaneState()
+        self._small = SmallWrites(batched=link.peer.is_tandem)
+        self._alloc_sizes: dict[object, int] = {}
+        self._padded: set[tuple[int, int]] = set()
+        #: None until the first COPY_TENSOR was answered: some backends refuse to copy within themselves.
+        self._copies: bool | None = True if link.peer.is_tandem else None
+        self._frames = _Frames(encode(GetAlignment(index), self._version), encode(GraphRecompute(index), self._version))
+        self._closed = False
+
+    # -- memory ---------------------------------------------------------------------------------------------------
+
+    def memory(self) -> DeviceMemory:
+        self._check()
+        answer = self.link.call(GetDeviceMemory(self.index))
+        return DeviceMemory(answer.free_bytes, answer.total_bytes)
+
+    def alloc(self, size_bytes: int) -> Buffer:
+        self._check()
+        if size_bytes > self.caps.max_buffer_bytes:
+            raise OutOfDeviceMemory(self.name, size_bytes, self.caps.max_buffer_bytes)
+        answer = self.link.call(AllocBuffer(self.index, max(size_bytes, 1)))
+        if not answer.remote_ptr or answer.size_bytes < size_bytes:
+            if answer.remote_ptr:
+                self._tell(FreeBuffer(answer.remote_ptr))
+            raise OutOfDeviceMemory(self.name, size_bytes, self.memory().free_bytes)
+        base: Value = self.link.call(BufferGetBase(answer.remote_ptr))
+        return RpcBuffer(self.name, size_bytes, self.link, Address(answer.remote_ptr, base.value))
+
+    def free(self, buffer: Buffer) -> None:
+        mine = self._mine(buffer, 0, 0)
+        mine.live = False
+        with self.link.lock:
+            self.link.stored.clear()
+            self._padded = {key for key in self._padded if key[0] != mine.address.remote_ptr}
+            self._tell(FreeBuffer(mine.address.remote_ptr))
+
+    def alloc_bytes(self, tensor: PlacedTensor, sources: tuple[PlacedTensor, ...]) -> int:
+        """Asked once per output and sources: scratch of attention grows with its keys, not with its result."""
+        padded = TRAITS[tensor.type].block_elements > 1 and tensor.ne[0] % _PADDED_ROW_ELEMENTS != 0
+        if tensor.op not in _SCRATCH_OPS and not padded:
+            return tensor.n_bytes
+        shapes = tuple((source.type, source.ne, source.nb) for source in sources)
+        key = (tensor.type, tensor.ne, tensor.nb, tensor.op, tensor.params, shapes)
+        known = self._alloc_sizes.get(key)
+        if known is None:
+            self._check()
+            described = tuple(describe_tensor(source, self.name) for source in sources)
+            rest = (RpcTensor(),) * (MAX_SRC - len(sources))
+            request = GetAllocSize(self.index, describe_tensor(tensor, self.name), (*described, *rest))
+            known = self._alloc_sizes[key] = max(int(self.link.call(request).value), tensor.n_bytes)
+        return known
+
+    # -- bytes ----------------------------------------------------------------------------------------------------
+
+    def write(
+        self,
+        buffer: Buffer,
+        offset: int,
+        payload: Payload | Future[Payload],
+        *,
+        size_bytes: int | None = None,
+        hint: WeightHint | None = None,
+    ) -> Future[None]:
+        if isinstance(payload, Future):
+            if size_bytes is None:
+                raise InternalError("a write with a future as payload must say how many bytes it will be")
+            return self._write_later(self._mine(buffer, offset, size_bytes), offset, payload, size_bytes)
+        view = memoryview(payload).cast("B")
+        size = len(view)
+        mine = self._mine(buffer, offset, size)
+        if size == 0:
+            return _DONE
+        if size <= SMALL_BYTES and hint is None:
+            with self.link.lock:
+                self._small.add(mine, offset, view)
+                if len(self._small) > MAX_WAITING_BYTES:
+                    self._flush()
+            return _DONE
+        if hint is not None and hint.content_hash is not None and size > self._hash_above_bytes:
+            return self._offer(mine, offset, view, hint.content_hash())
+        sent: Future[None] = Future()
+        weight = hint is not None
+        with self.link.lock:
+            self._flush()
+            for start, n in chunks(size, self._chunk_bytes(weight)):
+                last = sent if start + n == size else None
+                frame = set_frame(mine, offset + start, n, cache=int(weight))
+                self.link.dispatcher.submit(
+                    Entry("SET_TENSOR", frame, view[start : start + n], n, sent=last, lane=self._lane)
+                )
+        return sent
+
+    def read(self, buffer: Buffer, offset: int, size_bytes: int, into: memoryview | None = None) -> Future[memoryview]:
+        mine = self._mine(buffer, offset, size_bytes)
+        if into is not None:
+            into = into.cast("B")
+            if len(into) != size_bytes:
+                raise InternalError(f"read of {size_bytes} bytes into memory of {len(into)} bytes")
+        if size_bytes <= CHUNK_BYTES:
+            return self._read_once(mine, offset, size_bytes, into)
+        target = memoryview(bytearray(size_bytes)) if into is None else into
+        whole: Future[memoryview] = Future()
+        with self.link.lock:
+            parts = [
+                self._read_once(mine, offset + start, n, target[start : start + n])
+                for start, n in chunks(size_bytes, CHUNK_BYTES)
+            ]
+        parts[-1].add_done_callback(lambda last: settle(whole, target, error=last.exception()))
+        return whole
+
+    def copy(self, source: Buffer, source_offset: int, target: Buffer, target_offset: int, size_bytes: int) -> None:
+        from_, to = self._mine(source, source_offset, size_bytes), self._mine(target, target_offset, size_bytes)
+        with self.link.lock:
+            self._flush()
+            for start, n in chunks(size_bytes, CHUNK_BYTES):
+                self._copy_once(from_, source_offset + start, to, target_offset + start, n)
+
+    def fill(self, buffer: Buffer, offset: int, size_bytes: int, value: int) -> None:
+        mine = self._mine(buffer, offset, size_bytes)
+        place = mine.address
+        with self.link.lock:
+            self._flush()
+            if offset == 0 and size_bytes == mine.size_bytes:
+                self._tell(BufferClear(place.remote_ptr, value))
+                return
+            for start, n in chunks(size_bytes, CHUNK_BYTES):
+                tensor = region(place.remote_ptr, place.base + offset + start, n)
+                self._tell(MemsetTensor(tensor, 0, n, value))
+
+    # -- programs -------------------------------------------------------------------------------------------------
+
+    def prepare(self, program: Program) -> Handle:
+        self._check()
+        self._zero_padding(program)
+        graph = encode_graph(program, self.link.locate, self.name)
+        if not self.link.peer.is_tandem:
+            head = encode(GraphCompute(self.index, memoryview(graph)), self._version, len(graph))
+            return RpcHandle(program.name, head + graph, None)
+        graph_id = self.link.new_graph_id()
+        request = GraphStore(self.index, graph_id, memoryview(graph))
+        with self.link.lock:
+            self._flush()
+            answer: Future[memoryview] = self.link.dispatcher.ask(request, tail=request.graph)
+        if reason := bytes(answer.result()).decode(errors="replace"):
+            raise UnsupportedOp(self.name, program.name, reason)
+        return RpcHandle(program.name, encode(GraphRun(self.index, graph_id), self._version), graph_id)
+
+    def run(self, handle: Handle) -> None:
+        assert isinstance(handle, RpcHandle)
+        with self.link.lock:
+            if handle.graph_id is not None:
+                self._submit("GRAPH_RUN", handle.frame)
+            elif self.link.stored.get(self.index) is handle:
+                self._submit("GRAPH_RECOMPUTE", self._frames.recompute)
+            else:
+                self.link.stored[self.index] = handle
+                self._submit("GRAPH_COMPUTE", handle.frame)
+
+    def release(self, handle: Handle) -> None:
+        assert isinstance(handle, RpcHandle)
+        with self.link.lock:
+            if handle.graph_id is not None:
+                self._tell(GraphDrop(self.index, handle.graph_id))
+            elif self.link.stored.get(self.index) is handle:
+                del self.link.stored[self.index]
+
+    def record(self) -> Future[None]:
+        future: Future[None] = Future()
+        answer = Answer("GET_ALIGNMENT", 8, 8, future, decode=_nothing)
+        with self.link.lock:
+            self._submit("GET_ALIGNMENT", self._frames.record, answer)
+        return future
+
+    def close(self) -> None:
+        with self.link.lock:
+            if self._closed:
+                return
+            self._closed = True
+        try:
+            event = Future[None]()
+            answer = Answer("GET_ALIGNMENT", 8, 8, event, decode=_nothing)
+            self.link.dispatcher.submit(Entry("GET_ALIGNMENT", self._frames.record, answer=answer))
+            event.result(CLOSE_GRACE_S)
+        except (TandemError, TimeoutError):
+            pass  # lost, or too busy to say goodbye: hanging up frees everything at the worker
+        self.link.leave()
+
+    # -- details --------------------------------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        if self._closed:
+            raise DeviceLost(self.link.endpoint, "the device was closed")
+        self.link.check()
+
+    def _mine(self, buffer: Buffer, offset: int, size_bytes: int) -> RpcBuffer:
+        """The buffer, once it is this device's and the range lies inside it."""
+        self._check()
+        if not isinstance(buffer, RpcBuffer) or buffer.link is not self.link or buffer.device_name != self.name:
+            raise InternalError(f"{buffer!r} does not belong to device {self.name}")
+        if not buffer.live:
+            raise InternalError(f"{buffer!r} was freed")
+        if offset < 0 or size_bytes < 0 or offset + size_bytes > buffer.size_bytes:
+            raise InternalError(f"{size_bytes} bytes at offset {offset} do not lie inside {buffer!r}")
+        return buffer
+
+    @property
+    def _hash_above_bytes(self) -> int:
+        return HASH_ABOVE_BYTES_TANDEM if self.link.peer.is_tandem else HASH_ABOVE_BYTES_STOCK
+
+    def _chunk_bytes(self, weight: bool) -> int:
+        return CHUNK_BYTES if weight or self._version != (6, 0) else CHUNK_BYTES_6_0
+
+    def _tell(self, request: Request) -> None:
+        self._submit(request.command.name, encode(request, self._version))
+
+    def _submit(self, command: str, frame: bytes, answer: Answer | None = None) -> None:
+        """Queue a command behind the small writes that wait, in one frame with them."""
+        with self.link.lock:
+            self._check()
+            riding, riders = self._small.take()
+            entry = Entry(command, frame, answer=answer, lane=self._lane, surfaces=answer is not None)
+            if riders:
+                entry.frame, entry.riders, entry.rider_bytes = riding + frame, riders, len(riding)
+            self.link.dispatcher.submit(entry)
+
+    def _flush(self) -> None:
+        """Queue the small writes that wait. The link's lock is held."""
+        riding, riders = self._small.take()
+        if riders:
+            self.link.dispatcher.submit(Entry("SET_TENSOR", riding, lane=self._lane, riders=riders - 1))
+
+    def _read_once(self, buffer: RpcBuffer, offset: int, size: int, into: memoryview | None) -> Future[memoryview]:
+        future: Future[memoryview] = Future()
+        name = "READ_REGION" if self.link.peer.is_tandem else "GET_TENSOR"
+        with self.link.lock:
+            self._submit(name, get_frame(buffer, offset, size), Answer(name, size, size, future, into))
+        return future
+
+    def _write_later(self, buffer: RpcBuffer, offset: int, payload: Future[Any], size: int) -> Future[None]:
+        """A write whose bytes are still on their way; its place in the queue is taken now."""
+        sent: Future[None] = Future()
+        with self.link.lock:
+            self._flush()
+            frame = set_frame(buffer, offset, size)
+            entry = Entry("SET_TENSOR", frame, payload_bytes=size, gate=payload, sent=sent, lane=self._lane)
+            self.link.dispatcher.submit(entry)
+        return sent
+
+    def _offer(self, buffer: RpcBuffer, offset: int, view: memoryview, content_hash: int) -> Future[None]:
+        """Ask the worker whether it has these bytes; they travel, in the place taken now, only if it has not."""
+        gate: Future[Any] = Future()
+        sent: Future[None] = Future()
+        size = len(view)
+        tensor = region(buffer.address.remote_ptr, buffer.address.base + offset, size)
+
+        def answered(asked: Future[Value]) -> None:
+            error = asked.exception()
+            settle(gate, None if error else SKIP if asked.result().value else view, error=error)
+
+        with self.link.lock:
+            self._flush()
+            asked = self.link.dispatcher.ask(SetTensorHash(tensor, 0, content_hash))
+            frame = set_frame(buffer, offset, size, cache=1)
+            entry = Entry("SET_TENSOR", frame, payload_bytes=size, gate=gate, sent=sent, lane=self._lane)
+            self.link.dispatcher.submit(entry)
+        asked.add_done_callback(answered)
+        return sent
+
+    def _copy_once(self, source: RpcBuffer, source_offset: int, target: RpcBuffer, target_offset: int, n: int) -> None:
+        """One COPY_TENSOR; until the worker has proved that it can, a read and a write stand behind it as fallback."""
+        refused: Future[Any] = Future()
+        if self._copies is not False:
+            asked = self.link.dispatcher.ask(
+                CopyTensor(
+                    region(source.address.remote_ptr, source.address.base + source_offset, n),
+                    region(target.address.remote_ptr, target.address.base + target_offset, n),
+                )
+            )
+            if self._copies:
+                return asked.add_done_callback(self._copy_must_have_worked)
+            asked.add_done_callback(lambda done: self._copy_was_tried(done, refused))
+        else:
+            refused.set_result(None)
+        staged: Future[Any] = Future()
+        answer = Answer("GET_TENSOR", n, n, staged)
+        frame = get_frame(source, source_offset, n)
+        self.link.dispatcher.submit(Entry("GET_TENSOR", frame, gate=refused, answer=answer, lane=self._lane))
+        frame = set_frame(target, target_offset, n)
+        gate: Future[Any] = Future()
+        staged.add_done_callback(lambda got: _pass_on(got, gate))
+        self.link.dispatcher.submit(Entry("SET_TENSOR", frame, payload_bytes=n, gate=gate, lane=self._lane))
+
+    def _copy_was_tried(self, asked: Future[Value], refused: Future[Any]) -> None:
+        error = asked.exception()
+        if error is None:
+            self._copies = bool(asked.result().value)
+        settle(refused, SKIP if self._copies else None, error=error)
+
+    def _copy_must_have_worked(self, asked: Future[Value]) -> None:
+        if asked.exception() is None and not asked.result().value and self._lane.error is None:
+            self._lane.error = DeviceLost(self.link.endpoint, "the worker refused a copy", command="COPY_TENSOR")
+
+    def _zero_padding(self, program: Program) -> None:
+        """Let the worker zero what lies behind quantized leaves with padded rows, once per place."""
+        with self.link.lock:
+            for tensor in program.tensors:
+                place = None if tensor.buffer is None else self.link.locate(tensor.buffer)
+                if place is None or tensor.op != Op.NONE or tensor.view_src >= 0:
+                    continue
+                if TRAITS[tensor.type].block_elements == 1 or tensor.ne[0] % _PADDED_ROW_ELEMENTS == 0:
+                    continue
+                key = (place.remote_ptr, tensor.offset)
+                if key in self._padded:
+                    continue
+                self._padded.add(key)
+                record = RpcTensor(
+                    *(1, tensor.type, place.remote_ptr, tensor.ne, tensor.nb), data=place.base + tensor.offset
+                )
+                self._tell(InitTensor(record))
+
+
+def _nothing(body: memoryview) -> None:
+    del body
+
+
+def _pass_on(got: Future[Any], gate: Future[Any]) -> None:
+    """Bytes of a fallback read to its write; None means the read was skipped, and so is the write."""
+    error = got.exception()
+    settle(gate, None if error else SKIP if got.result() is None else got.result(), error=error)
