@@ -7,10 +7,13 @@ from contextlib import AbstractAsyncContextManager
 
 from anyio import CapacityLimiter
 from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
 
 from app.api import chat, errors, health, models
+from app.api.auth import Authentication, Keys
 from app.api.body import AnyContentType
 from app.api.context import Api
+from app.api.edge import Edge
 from app.api.options import ApiOptions
 from app.engine.service import InferenceService
 
@@ -24,5 +27,21 @@ def create_app(service: InferenceService, options: ApiOptions, *, lifespan: Life
     errors.install(app)
     for module in (chat, models, health):
         app.include_router(module.router)
-    app.add_middleware(AnyContentType)
+    add_layers(app, options)
     return app
+
+
+def add_layers(app: FastAPI, options: ApiOptions) -> None:
+    """Middleware, the innermost first. CORS stands outside of the keys: a preflight carries none."""
+    app.add_middleware(AnyContentType)
+    if keys := Keys(options.api_keys):
+        app.add_middleware(Authentication, keys=keys)
+    app.add_middleware(Edge)
+    if options.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=options.cors_origins,
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=["X-Request-Id", "Retry-After"],
+        )

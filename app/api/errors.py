@@ -123,15 +123,23 @@ UNION_TAGS = frozenset({"str", "int", "float", "bool", "list", "dict", "body"})
 
 
 def validation_error(error: RequestValidationError) -> errors.RequestError:
-    """Pydantic's findings as one error that names the first wrong field."""
-    first = error.errors()[0]
+    """Pydantic's findings as one error that names the first wrong field.
+
+    A union reports every member it tried; the ones that got deepest are what was meant.
+    """
+    found = error.errors()
+    first = found[0]
     if first["type"] == "json_invalid":
         return errors.InvalidParameter(f"the body is not valid JSON: {first['ctx']['error']}", code="invalid_json")
     if first["loc"] == ("body",):
         return errors.InvalidParameter("the body must be a JSON object", code="invalid_json")
-    param = param_name(tuple(first["loc"]))
-    reason = first["msg"].removeprefix("Value error, ")
-    return errors.InvalidParameter(f"{param}: {reason[:1].lower()}{reason[1:]}", param=param, code="invalid_value")
+    tried = [finding for finding in found if finding["loc"][:2] == first["loc"][:2]]
+    depth = max(len(finding["loc"]) for finding in tried)
+    deepest = [finding for finding in tried if len(finding["loc"]) == depth]
+    reasons = dict.fromkeys(finding["msg"].removeprefix("Value error, ") for finding in deepest)
+    reason = ", or ".join(reason[:1].lower() + reason[1:] for reason in reasons)
+    param = param_name(tuple(deepest[0]["loc"]))
+    return errors.InvalidParameter(f"{param}: {reason}", param=param, code="invalid_value")
 
 
 def install(app: FastAPI) -> None:

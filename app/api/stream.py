@@ -23,6 +23,8 @@ Produce = Callable[[Emit], Awaitable[None]]
 OPENING = b": tandem\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"
+#: Longest silence once the client has stopped sending: one that is gone refuses the second comment.
+PROBE_S = 0.2
 #: `no` keeps reverse proxies from collecting the stream before they pass it on.
 HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
@@ -83,12 +85,14 @@ class EventStream(Response):
 
     async def _watch(self, receive: Receive, emit: Emit, clock: Callable[[], float], cancel: CancelScope) -> None:
         """Break silences with comments until the client is gone."""
+        silence_s = self._keepalive_s
         while True:
             try:
-                async with asyncio.timeout_at(self._last_sent_s + self._keepalive_s):
+                async with asyncio.timeout_at(self._last_sent_s + silence_s):
                     if (await receive())["type"] == "http.disconnect":
                         cancel.cancel()
                         return
+                    silence_s = min(silence_s, PROBE_S)  # its sending side ended: is it still there?
             except TimeoutError:
-                if clock() - self._last_sent_s >= self._keepalive_s:
+                if clock() - self._last_sent_s >= silence_s:
                     await emit(KEEP_ALIVE)

@@ -109,7 +109,8 @@ class Gate:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def close(self) -> None:
-        self._open = False
+        """Hold back all that follows."""
+        self._call(self._do_close)
 
     def open(self) -> None:
         self._call(self._do_open)
@@ -119,10 +120,14 @@ class Gate:
         self._call(lambda: self._do_step(n))
 
     def _call(self, work: Callable[[], None]) -> None:
-        if self._loop is None:
+        if self._loop is None or self._loop.is_closed():
             work()
         else:
             self._loop.call_soon_threadsafe(work)
+
+    def _do_close(self) -> None:
+        self._open = False
+        self._permits = 0
 
     def _do_open(self) -> None:
         self._open = True
@@ -172,13 +177,15 @@ class FakeStream:
     engine: FakeEngine
     request: GenerateRequest
     aborted: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    ended: bool = False
 
     @property
     def request_id(self) -> str:
         return self.request.id
 
     def abort(self) -> None:
-        if not self.aborted.done() and self.request.id in self.engine.running:
+        if not self.ended:
+            self.ended = True
             self.aborted.set_result(None)
             self.engine.note_abort(self.request.id)
 
@@ -189,8 +196,15 @@ class FakeStream:
         try:
             async for event in self.engine.play(self.request, self.aborted):
                 yield event
-        finally:
-            self.engine.running.pop(self.request.id, None)
+        except Exception:
+            self._end()
+            raise
+        self._end()
+
+    def _end(self) -> None:
+        if not self.ended:
+            self.ended = True
+            self.engine.note_end(self.request.id)
 
 
 class FakeEngine:
@@ -219,6 +233,8 @@ class FakeEngine:
         self.running: dict[str, FakeStream] = {}
         self.aborted_ids: list[str] = []
         self.abort_seen = threading.Event()
+        self.started = threading.Event()
+        self._changed = threading.Condition()
         self.tokenizer: Any = FakeTokenizer()
         self.template: Any = FakeTemplate(template)
         self._status = ServiceStatus(phase=phase)
@@ -267,7 +283,18 @@ class FakeEngine:
 
     def note_abort(self, request_id: str) -> None:
         self.aborted_ids.append(request_id)
+        self.note_end(request_id)
         self.abort_seen.set()
+
+    def note_end(self, request_id: str) -> None:
+        with self._changed:
+            self.running.pop(request_id, None)
+            self._changed.notify_all()
+
+    def idle(self, *, timeout_s: float = 10.0) -> bool:
+        """Wait, on another thread than the loop's, until nothing runs."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self.running, timeout_s)
 
     def slots(self) -> Sequence[SlotInfo]:
         busy = list(self.running)
@@ -297,6 +324,7 @@ class FakeEngine:
         """The events of one request."""
         n_prompt = len(request.prompt)
         cached = min(self.cached_tokens, n_prompt - 1)
+        self.started.set()
         yield Started(prompt_tokens=n_prompt, cached_tokens=cached)
         if request.report_progress:
             for done in (n_prompt // 2, n_prompt):
