@@ -36,8 +36,9 @@ from enum import StrEnum
 from typing import Literal
 
 from app.engine.builder import GraphBuilder
-from app.engine.ggml import GGMLType, Shape
+from app.engine.ggml import TRAITS, GGMLType, Shape
 from app.engine.graph import Tensor, leaf, shape4
+from app.errors import ConfigError
 
 #: `WeightSpec.layer` of the token embeddings, which the control plane reads row by row from the file.
 EMBEDDING_LAYER = -1
@@ -75,7 +76,10 @@ class WeightSpec:
 
 @dataclass(frozen=True, slots=True)
 class CacheSpec:
-    """One cache tensor of one layer. `type` None: as the user chose for keys or values."""
+    """One cache tensor of one layer. `type` None: as the user chose for keys or values.
+
+    `head_elements` is the smallest piece of a row that is read alone: blocks of a quantized type must not straddle it.
+    """
 
     name: str
     layer: int
@@ -83,10 +87,21 @@ class CacheSpec:
     row_elements: int
     type: GGMLType | None
     per: Literal["cell", "slot"]
+    head_elements: int = 0
 
     def leaf(self, n_rows: int, chosen_type: GGMLType) -> Tensor:
-        """The cache as a graph sees it; `chosen_type` counts only where the model leaves the type open."""
-        return leaf(self.type if self.type is not None else chosen_type, (self.row_elements, n_rows), self.name)
+        """The cache as a graph sees it; `chosen_type` counts only where the model leaves the type open.
+
+        Raises ConfigError if the type does not suit the model's head size.
+        """
+        type_ = chosen_type if self.type is None else self.type
+        block = TRAITS[type_].block_elements
+        if self.head_elements % block:
+            raise ConfigError(
+                f"cache type {type_.name} has blocks of {block} elements, which heads of {self.head_elements} elements "
+                f"do not fill; choose f16 with --cache-type-k and --cache-type-v"
+            )
+        return leaf(type_, (self.row_elements, n_rows), self.name)
 
 
 @dataclass(frozen=True, slots=True)

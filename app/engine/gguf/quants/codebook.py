@@ -64,7 +64,7 @@ def _signed(table: NDArray[np.int8], index: Ints, signs: NDArray[np.int8]) -> ND
 def _iq2_xxs(blocks: Bytes, out: Floats) -> None:
     """[0] d, [2] 8 x (4 index bytes, 4 x 7 sign bits, 4 scale bits): d*(0.5 + s)/4 * entry."""
     pairs = words(blocks, 2, 16, "<u4").reshape(*blocks.shape[:-1], 8, 2)
-    index = pairs.view(np.uint8).reshape(*blocks.shape[:-1], 8, 8)[..., :4]
+    index = blocks[..., 2:66].reshape(*blocks.shape[:-1], 8, 8)[..., :4]
     signs = _SIGNS_7[fields(pairs[..., 1:], _SHIFTS_OF_7, 127)[..., 0]]
     scale = half(blocks, 0) * (np.float32(0.5) + (pairs[..., 1] >> np.uint32(28)).astype(np.float32)) * np.float32(0.25)
     values = grouped(out, 8)

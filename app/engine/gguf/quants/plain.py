@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from app.engine.ggml import GGMLType
-from app.engine.gguf.quants.blocks import Bytes, Decoder, Floats, words
+from app.engine.gguf.quants.blocks import Bytes, Decoder, Floats, halves_of, words
 
 
 def _f32(blocks: Bytes, out: Floats) -> None:
@@ -13,7 +13,7 @@ def _f32(blocks: Bytes, out: Floats) -> None:
 
 
 def _f16(blocks: Bytes, out: Floats) -> None:
-    out[...] = words(blocks, 0, 1, "<f2")
+    out[...] = halves_of(words(blocks, 0, 1, "<u2"))
 
 
 def _bf16(blocks: Bytes, out: Floats) -> None:
