@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,7 +45,7 @@ class Client:
         except (ValueError, LookupError, TypeError) as error:
             raise ChatError(f"{self.http.base_url} does not answer like an OpenAI-compatible server") from error
 
-    def answer(self, messages: list[Message]) -> Iterator[str]:
+    def answer(self, messages: list[Message]) -> Generator[str, None, None]:
         """The answer's text, piece by piece. Closing the iterator stops the server's work on it."""
         body = {"messages": messages, "stream": True, **self.parameters}
         try:

@@ -25,12 +25,12 @@ PREFIX = "hf:"
 #: Tried in this order when the reference names no quant.
 _PREFERRED = ("Q4_K_M", "Q4_K_S", "Q4_0", "Q5_K_M", "Q8_0", "BF16", "F16", "F32")
 
-#: How often a transfer is taken up again where it stopped, and the pause before each further try.
+#: A transfer ends after this many breaks in a row that brought less than `_PROGRESS_BYTES` each.
 _TRIES = 5
+_PROGRESS_BYTES = 1 << 20
 _PAUSE_S = 1.0
 
 _TIMEOUT = httpx.Timeout(30.0, connect=10.0)
-_CHUNK_BYTES = 1 << 20
 _SHARD = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 
 
@@ -159,8 +159,7 @@ def _fetch_file(client: httpx.Client, file: RemoteFile, place: Path, pause_s: fl
     part = place.with_name(place.name + ".part")
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        have_bytes = part.stat().st_size if part.exists() else 0
-        with transfer(f"pulling {place.name}", file.size_bytes, done_bytes=have_bytes) as advance:
+        with transfer(f"pulling {place.name}", file.size_bytes, done_bytes=_size(part)) as advance:
             _with_tries(client, file, part, advance, pause_s)
         _check(file, part)
         os.replace(part, place)
@@ -169,38 +168,45 @@ def _fetch_file(client: httpx.Client, file: RemoteFile, place: Path, pause_s: fl
 
 
 def _with_tries(client: httpx.Client, file: RemoteFile, part: Path, advance: Advance, pause_s: float) -> None:
-    for left in reversed(range(_TRIES)):
+    """Take the transfer up again where it broke off, as long as it gets on."""
+    failed = 0
+    while failed < _TRIES:
+        before_bytes = _size(part)
         try:
-            _continue(client, file, part, advance)
-            return
+            return _continue(client, file, part, advance)
         except httpx.HTTPStatusError as error:
             raise ModelError(f"the hub answered status {error.response.status_code} for {file.name}") from error
         except httpx.HTTPError as error:
-            if left == 0:
-                raise ModelError(
-                    f"the transfer of {file.name} broke off {_TRIES} times, last: {_reason(error)}; "
-                    f"what came is kept, run the same command again"
-                ) from error
-            time.sleep(pause_s)
+            reason = _reason(error)
+        failed = 0 if _size(part) - before_bytes >= _PROGRESS_BYTES else failed + 1
+        time.sleep(pause_s)
+    raise ModelError(
+        f"the transfer of {file.name} broke off {_TRIES} times in a row, last: {reason}; "
+        f"what came is kept, run the same command again"
+    )
+
+
+def _size(part: Path) -> int:
+    return part.stat().st_size if part.exists() else 0
 
 
 def _continue(client: httpx.Client, file: RemoteFile, part: Path, advance: Advance) -> None:
     """Append what is missing. A server that cannot continue sends everything, and we begin anew."""
-    have_bytes = part.stat().st_size if part.exists() else 0
+    have_bytes = _size(part)
     if have_bytes == file.size_bytes:
         return
     if have_bytes > file.size_bytes:
         part.unlink()
         advance(-have_bytes)
         have_bytes = 0
-    headers = {"range": f"bytes={have_bytes}-", "accept-encoding": "identity"} if have_bytes else {}
+    headers = {"accept-encoding": "identity"} | ({"range": f"bytes={have_bytes}-"} if have_bytes else {})
     with client.stream("GET", file.url, headers=headers) as answer:
         answer.raise_for_status()
         continues = answer.headers.get("content-range", "").startswith(f"bytes {have_bytes}-")
         if have_bytes and not continues:
             advance(-have_bytes)
         with part.open("ab" if have_bytes and continues else "wb") as out:
-            for chunk in answer.iter_bytes(_CHUNK_BYTES):
+            for chunk in answer.iter_bytes():  # as it comes: asked for pieces of a size, httpx drops a broken last one
                 out.write(chunk)
                 advance(len(chunk))
 
