@@ -10,9 +10,11 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from app.errors import DeviceLost
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,7 @@ class Lane:
         self._jobs: deque[_Job] = deque()
         self._wake = threading.Condition()
         self._closed = False
+        self._awaited: threading.Event | None = None  # set when the future that a job waits for is done
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._work, name=f"lane-{name}", daemon=True)
         self._thread.start()
@@ -48,11 +51,29 @@ class Lane:
         self._put(_Job(work, future, surfaces))
         return future
 
+    def wait_for(self, future: Future[T]) -> T:
+        """Only for use inside a job: the result of a future, for which this job and all behind it wait.
+
+        Raises what the future raises, and DeviceLost if the lane is closed before the future is done.
+        """
+        done = threading.Event()
+        with self._wake:
+            self._awaited = done
+            if self._closed:
+                done.set()
+        future.add_done_callback(lambda _: done.set())
+        done.wait()
+        if not future.done():
+            raise DeviceLost(self.name, "the device was closed while it waited for bytes to write")
+        return future.result()
+
     def close(self) -> None:
-        """Finish what is queued, then stop. May be called twice and from a job's callback."""
+        """Finish what is queued, then stop; nothing is waited for any more. May be called twice and from a callback."""
         with self._wake:
             self._closed = True
             self._wake.notify()
+            if self._awaited is not None:
+                self._awaited.set()
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
