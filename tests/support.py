@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from app import models_store
+from app.settings import DEFAULT_MODEL
 
 REPO = Path(__file__).resolve().parents[1]
 
@@ -23,7 +24,7 @@ def goldens_dir() -> Path:
     return place
 
 
-def model_path(name: str = models_store.DEFAULT_MODEL) -> Path:
+def model_path(name: str = DEFAULT_MODEL) -> Path:
     """A real model that was pulled before. Skips the test when it was not; tests never download by themselves."""
     path = models_store.cached(name)
     if path is None:
