@@ -257,12 +257,10 @@ class Ended:
 class Counters:
     """Running totals since the start."""
 
-    ubatches: int = 0
     decode_rows: int = 0
     prompt_rows: int = 0
     cached_tokens: int = 0
     prompt_tokens: int = 0
-    preemptions: int = 0
     requests: int = 0
     rejected: int = 0
     ended: dict[FinishReason, int] = field(default_factory=dict)
