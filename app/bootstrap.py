@@ -25,8 +25,10 @@ from app.engine.sizing import Sizes, choose_sizes
 from app.engine.text.templates import ChatTemplate
 from app.engine.text.tokenizer import Tokenizer
 from app.errors import ConfigError, TandemError
-from app.http_server import HttpServer, listen, url_of
-from app.settings import ServeSettings
+from app.http_server import HttpServer, is_loopback, listen, url_of
+from app.rpc import worker as rpc_worker
+from app.rpc.worker import Worker
+from app.settings import DevicesSettings, ServeSettings, WorkerSettings
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +73,43 @@ def plan(settings: ServeSettings) -> int:
         report.print_table(report.plan_table(placed.stages, placed.sizes.limits, opened.model.n_layers))
     finally:
         fleet.close_all(devices)
+    return 0
+
+
+def worker(settings: WorkerSettings) -> int:
+    """Serve local devices over RPC until a signal comes."""
+    devices = fleet.open_local(settings.device, settings.threads)
+    major, minor = settings.protocol.split(".")
+    served = Worker(
+        devices,
+        rpc_worker.WorkerSettings(host=settings.host, port=settings.port, version=(int(major), int(minor))),
+    )
+    try:
+        served.start()
+        names = ", ".join(f"{device.name} ({device.caps.description or device.caps.kind})" for device in devices)
+        print(f"worker listening on {settings.host}:{served.port}, serving {names}", flush=True)
+        if not is_loopback(settings.host):
+            log.warning(
+                "%s is reachable from other machines, and whoever reaches this port can use its memory and compute; "
+                "keep it on a private network",
+                settings.host,
+            )
+        served.wait()
+    finally:
+        served.close()
+        fleet.close_all(devices)
+    return 0
+
+
+def devices(settings: DevicesSettings) -> int:
+    """Print local devices and those of workers."""
+    found = fleet.open_local((), settings.threads)
+    try:
+        if settings.rpc:
+            found += fleet.open_devices((), settings.rpc, settings.threads)
+        report.print_table(report.device_table(found))
+    finally:
+        fleet.close_all(found)
     return 0
 
 

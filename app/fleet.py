@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from app.engine.device import Device
 from app.engine.devices.numpy import NumpyDevice
 from app.errors import ConfigError
-from app.rpc.device import connect
+from app.rpc.connect import connect
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ def open_devices(names: Sequence[str], rpc: Sequence[str], threads: int | None) 
     remote: list[Device] = []
     try:
         for endpoint in rpc:
-            remote.extend(connect(endpoint, first_number=len(remote)))
+            remote.extend(connect(endpoint, first_index=len(remote)))
         if not names:
             return remote or open_local((), threads)
         return _chosen(names, remote, threads)

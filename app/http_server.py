@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -39,6 +40,15 @@ def listen(host: str, port: int) -> socket.socket:
             f"cannot listen on {host} port {port}: {error.strerror or error}; choose another --host or --port"
         ) from error
     return listener
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a server that listens on `host`."""
+    try:
+        addresses = {str(entry[4][0]) for entry in socket.getaddrinfo(host, None)}
+    except OSError:
+        return False
+    return all(ipaddress.ip_address(address.split("%")[0]).is_loopback for address in addresses)
 
 
 def url_of(listener: socket.socket) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.table import Table
 
+from app.engine.device import Device
 from app.engine.loader import PlannedStage
 from app.engine.stage import StageLimits
 
@@ -34,6 +35,37 @@ def plan_table(planned: Sequence[PlannedStage], limits: StageLimits, n_layers: i
         parts = (stage.weight_bytes, stage.cache_bytes, stage.compute_bytes)
         table.add_row(stage.device.name, layers, *map(mib, parts), mib(sum(parts)))
     return table
+
+
+def device_table(devices: Sequence[Device]) -> Table:
+    """What there is to place a model on."""
+    table = Table(title="devices", title_justify="left")
+    for heading in ("name", "kind", "kernels", "memory free", "memory total", "round trip", "description"):
+        table.add_column(
+            heading, justify="right" if heading in ("memory free", "memory total", "round trip") else "left"
+        )
+    for device in devices:
+        memory = device.memory()
+        table.add_row(
+            device.name,
+            device.caps.kind,
+            device.caps.kernel_variant,
+            mib(memory.free_bytes),
+            mib(memory.total_bytes),
+            f"{_round_trip_s(device) * 1e6:,.0f} us",
+            device.caps.description,
+        )
+    return table
+
+
+def _round_trip_s(device: Device, n_trials: int = 20) -> float:
+    """The shortest of some waits for an empty lane."""
+    times_s = []
+    for _ in range(n_trials):
+        started_s = time.perf_counter()
+        device.synchronize()
+        times_s.append(time.perf_counter() - started_s)
+    return min(times_s)
 
 
 def print_table(table: Table) -> None:

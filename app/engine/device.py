@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 
 from app.engine.ggml import GGMLType, Shape
 from app.engine.program import Buffer, PlacedTensor, Program
+from app.errors import DeviceLost
 
 #: Bytes on their way to or from a device. Anything that exports a contiguous buffer will do.
 Payload = bytes | bytearray | memoryview
@@ -141,6 +142,13 @@ class Device(ABC):
         """Bytes to reserve for a tensor: its own size, more where the device wants scratch behind it. May block."""
         del sources
         return tensor.n_bytes
+
+    def watch(self, on_lost: Callable[[DeviceLost], None]) -> None:
+        """Have `on_lost` called once, from any thread, when the device is lost; at once if it is already.
+
+        A device that cannot be lost never calls it.
+        """
+        del on_lost
 
     @abstractmethod
     def close(self) -> None:
