@@ -140,14 +140,15 @@ def best_part(node: Node, rest: Tokens) -> tuple[int, Node | Tail | None]:
 
 
 def nearest_snapshot(node: Node, part: Tokens) -> tuple[int, int]:
-    """The deepest snapshot on the path that ends `part` beyond `node`: its id and position; (-1, 0) when there is none."""
-    step: Node | None = node
-    while step is not None:
+    """The deepest snapshot on the path that ends `part` beyond `node`: its id and position; (-1, 0) if none."""
+    step = node
+    while True:
         n = max((len(key) for key in step.marks if part[: len(key)] == key), default=0)
         if n:
             return step.marks[part[:n]], step.depth + n
+        if step.parent is None:
+            return -1, 0
         step, part = step.parent, step.tokens
-    return -1, 0
 
 
 def check_node(node: Node) -> None:

@@ -31,7 +31,7 @@ class Plan:
 
 
 class Planner:
-    """Forms plans over a roster; admits and preempts on the way, so that a plan's blocks are reserved when it is done."""
+    """Forms plans over a roster; admits and preempts on the way, so that a finished plan's blocks are reserved."""
 
     def __init__(self, config: SchedulerConfig, roster: Roster) -> None:
         self.config = config
@@ -52,7 +52,7 @@ class Planner:
         return plan
 
     def _plan_mixed(self, plan: Plan, n_decode: int, n_prompt: int) -> None:
-        """Decode first; prompts take what is left. Where decode alone fills ubatches, prompts get half of every other."""
+        """Decode first, prompts take what is left; where decode alone fills ubatches, they get half of every other."""
         if self._prompts_starved and n_prompt > 0:
             self._prompts_starved = False
             self._add_prompts(plan, min(n_prompt, -(-plan.n_left // 2)))
@@ -94,7 +94,7 @@ class Planner:
                 n_rows -= self._raise(plan, sequence, plan.rows[sequence] + n_rows)
 
     def _add_equal_prompts(self, plan: Plan, n_rows: int) -> None:
-        """A leader's chunk, and chunks of the same length of whoever has as much. Leaders: the oldest, the shortest, ..."""
+        """A leader's chunk, and as long chunks of others. Leading takes turns: the shortest, the oldest, ..."""
         n_rows = min(n_rows, plan.n_left)
         if n_rows <= 0:
             return

@@ -29,7 +29,7 @@ class Roster:
         self.waiting.append(sequence)
 
     def admit(self, sequence: Sequence) -> bool:
-        """Give a waiting sequence a slot and what the cache has of it, if all its tokens find room beside the others'."""
+        """Give a waiting sequence a slot and what the cache has of it, if there is room for all its tokens."""
         if self.slots.n_free == 0:
             return False
         match = self.cache.match(sequence)

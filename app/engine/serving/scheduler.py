@@ -99,7 +99,7 @@ class Scheduler:
         if len(self.roster.live) >= self.config.n_slots + self.config.max_queue:
             self.totals.rejected += 1
             raise QueueFull(
-                f"{len(self.roster.live)} requests are running or waiting, which is all this server takes; try again later",
+                f"{len(self.roster.live)} requests are running or waiting, which is all this server takes; try later",
                 retry_after_s=min(60.0, max(1.0, self._service_s * (1 + self.n_waiting) / self.config.n_slots)),
             )
         self.roster.add(self._sequence(request, now, namespace))
