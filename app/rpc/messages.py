@@ -292,7 +292,7 @@ class Layout:
     A field may be left out of one version's wire (`omit`); it is decoded as zero.
     """
 
-    __slots__ = ("_codes", "_names", "_struct", "fixed_bytes", "has_tail", "message_type", "omit")
+    __slots__ = ("_codes", "_names", "_plain", "_struct", "fixed_bytes", "has_tail", "message_type", "omit")
 
     def __init__(self, message_type: type[Any], codes: str, *, omit: str | None = None) -> None:
         names = [field.name for field in fields(message_type)]
@@ -304,9 +304,12 @@ class Layout:
         heads = self._codes[:-1] if self.has_tail else self._codes
         self._struct = struct.Struct("<" + "".join(_expanded(code) for code in heads))
         self.fixed_bytes = self._struct.size
+        self._plain = omit is None and not any("T" in code or code == "*" for code in self._codes)
 
     def pack(self, message: Any) -> bytes:
         """The bytes of everything but the tail."""
+        if self._plain:
+            return self._struct.pack(*[getattr(message, name) for name in self._names])
         values: list[Any] = []
         for code, name in zip(self._codes, self._names, strict=True):
             value = getattr(message, name)
@@ -322,6 +325,8 @@ class Layout:
     def unpack(self, body: memoryview) -> Any:
         """The message of a body that is at least `fixed_bytes` long."""
         values = self._struct.unpack_from(body)
+        if self._plain:
+            return self.message_type(*values)
         decoded: dict[str, Any] = {} if self.omit is None else {self.omit: 0}
         at = 0
         for code, name in zip(self._codes, self._names, strict=True):

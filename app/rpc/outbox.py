@@ -45,7 +45,7 @@ class Answer:
     future: Future[Any]
     into: memoryview | None = None
     decode: Callable[[memoryview], Any] | None = None
-    written_at: float | None = None
+    written_at: float = 0.0
 
 
 @dataclass(slots=True, eq=False)

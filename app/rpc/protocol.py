@@ -17,7 +17,6 @@ from app.rpc.wire import (
     ANSWER_HEADER,
     ERROR_NOTICE,
     ERROR_NOTICE_LENGTH,
-    FIRST_EXTENSION,
     MAX_ERROR_NOTICE_BYTES,
     REQUEST_HEADER,
     Command,
@@ -170,7 +169,7 @@ class RequestParser(_Parser):
         super().__init__()
         self._specs: Specs = SPECS[version]
         self._max_message_bytes = max_message_bytes
-        self._greeted = False
+        self.greeted = False
         self._spec: Spec | None = None
         self._command = Command.HELLO
         self._size = 0
@@ -211,15 +210,15 @@ class RequestParser(_Parser):
             messages.check_request_size(spec, command, size, self._max_message_bytes)
         except RemoteProtocolError as error:
             raise self._refuse(str(error)) from None
-        self._greeted = True
+        self.greeted = True
         self._spec, self._command, self._size = spec, command, size
 
     def _check_command(self, number: int) -> None:
         """Refuse on the very first byte: whoever speaks HTTP or TLS to this port shall know at once."""
         if number not in _COMMANDS:
             raise self._refuse(f"unknown command {number}; this port speaks ggml RPC")
-        if (number == Command.HELLO) == self._greeted:
-            wrong = "HELLO was sent twice" if self._greeted else f"{_COMMANDS[number].name} came before HELLO"
+        if (number == Command.HELLO) == self.greeted:
+            wrong = "HELLO was sent twice" if self.greeted else f"{_COMMANDS[number].name} came before HELLO"
             raise self._refuse(wrong)
 
 
@@ -269,7 +268,3 @@ class AnswerParser(_Parser):
             self._buffer.take(ERROR_NOTICE_LENGTH.size)
             text = bytes(self._buffer.take(length)).decode(errors="replace")
             raise self._refuse(f"the worker says: {text}")
-
-
-def is_extension(command: Command) -> bool:
-    return command >= FIRST_EXTENSION

@@ -1,0 +1,128 @@
+"""A worker's end of one connection: requests in, bulk data in and out, answers out, with deadlines on silence."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import time
+from collections.abc import Callable
+
+from app.errors import RemoteProtocolError
+from app.rpc.messages import Request
+from app.rpc.protocol import RequestParser, encode_error_notice
+from app.rpc.sockets import receive_tick, set_ticks
+
+log = logging.getLogger(__name__)
+
+#: How long a client may take to read the reason why it is hung up on.
+LAST_WORDS_S = 1.0
+
+
+class ClientSocket:
+    """Used by one thread, except for `stop`.
+
+    `hello_s` bounds the silence before HELLO, `idle_s` a pause within a request and within taking an answer.
+    """
+
+    def __init__(self, sock: socket.socket, parser: RequestParser, *, hello_s: float, idle_s: float) -> None:
+        set_ticks(sock)
+        self._sock = sock
+        self._parser = parser
+        self._hello_s = hello_s
+        self._idle_s = idle_s
+
+    @property
+    def payload_left(self) -> int:
+        """Bulk bytes that belong to the last request and were not received yet."""
+        return self._parser.payload_left
+
+    @property
+    def has_more(self) -> bool:
+        """Whether the next request has begun to arrive already."""
+        return self._parser.buffered > 0
+
+    def next_request(self) -> Request:
+        """The next request; its views are valid until the next call. Raises RemoteProtocolError, EOFError, OSError."""
+        parser = self._parser
+        while (request := parser.next_request()) is None:
+            self._receive(parser.space(), parser.received)
+        return request
+
+    def receive_payload(self, target: memoryview) -> None:
+        """The next `len(target)` bytes of bulk data. Raises RemoteProtocolError, EOFError, OSError."""
+        parser = self._parser
+        while target:
+            taken = parser.take_payload(len(target))
+            if taken:
+                target[: len(taken)] = taken
+                target = target[len(taken) :]
+                continue
+            before = parser.payload_left
+            self._receive(target, parser.passed)
+            target = target[before - parser.payload_left :]
+
+    def send(self, *buffers: bytes | memoryview) -> None:
+        """A whole answer, however slowly the client takes it. Raises RemoteProtocolError, OSError."""
+        try:
+            n = self._sock.sendmsg(buffers)
+        except BlockingIOError:
+            n = 0
+        left = [memoryview(buffer).cast("B") for buffer in buffers if len(buffer)]
+        moved_at = time.monotonic()
+        while True:
+            while left and n >= len(left[0]):
+                n -= len(left.pop(0))
+            if not left:
+                return
+            left[0] = left[0][n:]
+            try:
+                n = self._sock.sendmsg(left)
+            except BlockingIOError:
+                if time.monotonic() - moved_at > self._idle_s:
+                    raise RemoteProtocolError(f"the client took no byte of its answer for {self._idle_s:g} s") from None
+                n = 0
+            else:
+                moved_at = time.monotonic()
+
+    def say_why(self, reason: str) -> None:
+        """Last words to a client that understands them; it has a moment to read them before the connection closes."""
+        try:
+            self._sock.settimeout(LAST_WORDS_S)
+            self._sock.sendall(encode_error_notice(reason))
+            self._sock.shutdown(socket.SHUT_WR)
+            for _ in range(256):
+                if not self._sock.recv(1 << 16):
+                    break
+        except OSError as error:
+            log.debug("a client did not wait for the reason: %s", error)
+
+    def stop(self) -> None:
+        """Hang up, from any thread."""
+        try:
+            self._sock.shutdown(socket.SHUT_RDWR)
+        except OSError:  # the client was faster
+            pass
+
+    def close(self) -> None:
+        self._sock.close()
+
+    def _receive(self, space: memoryview, done: Callable[[int], None]) -> None:
+        try:
+            n = self._sock.recv_into(space)
+        except BlockingIOError:
+            n = self._wait(space)
+        if n == 0:
+            raise EOFError("end of stream")
+        done(n)
+
+    def _wait(self, space: memoryview) -> int:
+        """The slow path of receiving: a tick has passed in silence."""
+        began = time.monotonic()
+        parser = self._parser
+        while (n := receive_tick(self._sock, space)) is None:
+            silent_s = time.monotonic() - began
+            if not parser.greeted and silent_s > self._hello_s:
+                raise RemoteProtocolError(f"no HELLO within {self._hello_s:g} s")
+            if parser.mid_request and silent_s > self._idle_s:
+                raise RemoteProtocolError(f"silence for {self._idle_s:g} s in the middle of a request")
+        return n
