@@ -23,7 +23,7 @@ from app.engine.models.base import (
 )
 from app.engine.models.feed_forward import Mixture, declare_gated, declare_mixture, gated, mixture
 from app.engine.models.hparams import Keys, read_hyperparameters
-from app.engine.models.rope import factor_tensor, read_rope
+from app.engine.models.rope import read_rope
 from app.engine.models.scope import Scope
 from app.engine.models.weights import LayerWeights, WeightTable
 
@@ -33,7 +33,6 @@ class Decoder(Model):
 
     rope_mode: ClassVar[RopeMode] = RopeMode.NORMAL
     ffn_norm: ClassVar[str] = "ffn_norm"  # the norm in front of the feed-forward part
-    tied_allowed: ClassVar[bool] = True
 
     def __init__(self, gguf: GGUFFile, n_ctx: int | None = None) -> None:
         self.keys = Keys(gguf)
@@ -56,7 +55,7 @@ class Decoder(Model):
     def read(self) -> None:
         """Read keys of one's own and set `rope`, `rope_factors`, `mixture` and the like."""
         self.rope = read_rope(self.keys, self.rope_mode, self.p.n_rot)
-        self.rope_factors = factor_tensor(self.keys, self.n_ctx)
+        self.rope_factors: str | None = None
         self.mixture = self.read_mixture()
 
     def read_mixture(self) -> Mixture | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from app.engine.models.decoder import Decoder
 from app.engine.models.feed_forward import Mixture
+from app.engine.models.rope import factor_tensor
 
 
 class Llama(Decoder):
@@ -16,6 +17,7 @@ class Llama(Decoder):
                 f"and the key length {self.p.key_length}"
             )
         super().read()
+        self.rope_factors = factor_tensor(self.keys, self.n_ctx)
 
     def read_mixture(self) -> Mixture | None:
         experts = self.p.experts

@@ -4,11 +4,29 @@ from __future__ import annotations
 
 from app.engine.gguf.reader import GGUFFile
 from app.engine.models.decoder import Decoder
+from app.engine.models.gemma3 import Gemma3
+from app.engine.models.gpt_oss import GptOss
+from app.engine.models.granite import Granite
 from app.engine.models.llama import Llama
+from app.engine.models.mistral3 import Mistral3
+from app.engine.models.phi3 import Phi3
+from app.engine.models.qwen2 import Qwen2
+from app.engine.models.qwen3 import Qwen3
+from app.engine.models.smollm3 import SmolLM3
 from app.errors import UnsupportedModel
 
 ARCHITECTURES: dict[str, type[Decoder]] = {
+    "gemma3": Gemma3,
+    "gpt-oss": GptOss,
+    "granite": Granite,
+    "granitemoe": Granite,
     "llama": Llama,
+    "mistral3": Mistral3,
+    "phi3": Phi3,
+    "qwen2": Qwen2,
+    "qwen3": Qwen3,
+    "qwen3moe": Qwen3,
+    "smollm3": SmolLM3,
 }
 
 

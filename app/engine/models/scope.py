@@ -34,8 +34,10 @@ class Scope:
         return self.tensors.caches[cache_name(kind, self.layer)]
 
     def rms_norm(self, x: Tensor, name: str) -> Tensor:
-        """The norm and its learned weight."""
-        return self.g.mul(self.g.rms_norm(x, self.eps), self.weight(f"{name}.weight"))
+        """The norm, its learned weight, and a bias where the file has one."""
+        y = self.g.mul(self.g.rms_norm(x, self.eps), self.weight(f"{name}.weight"))
+        bias = self.optional(f"{name}.bias")
+        return y if bias is None else self.g.add(y, bias)
 
     def linear(self, x: Tensor, name: str) -> Tensor:
         """A matrix product, times its scale and plus its bias where the file has them."""
