@@ -9,7 +9,7 @@ from anyio import CapacityLimiter
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
-from app.api import chat, errors, health, models
+from app.api import cancel, chat, completions, embeddings, errors, health, infill, models, state, text
 from app.api.auth import Authentication, Keys
 from app.api.body import AnyContentType
 from app.api.context import Api
@@ -25,7 +25,7 @@ def create_app(service: InferenceService, options: ApiOptions, *, lifespan: Life
     app = FastAPI(title="Tandem", version=options.version, lifespan=lifespan, strict_content_type=False)
     app.state.api = Api(service, options, CapacityLimiter(options.text_threads))
     errors.install(app)
-    for module in (chat, models, health):
+    for module in (chat, completions, infill, embeddings, text, cancel, models, state, health):
         app.include_router(module.router)
     add_layers(app, options)
     return app

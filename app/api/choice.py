@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
 from app.api.errors import Cancelled
-from app.api.generation import FINISH_REASONS
-from app.engine.request import Delta, Event, Finished, FinishReason, Started, TokenInfo
+from app.engine.request import Delta, Event, Finished, FinishReason, Started, Timings, TokenInfo
 from app.engine.service import GenerationStream
 from app.errors import InternalError
+
+FINISH_REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 
 #: A field of the message and text to append to it.
 Piece = tuple[str, str]
@@ -17,17 +19,29 @@ Piece = tuple[str, str]
 
 @dataclass(slots=True)
 class Choice:
-    """What has come of one choice. `keep_tokens` False leaves `tokens` empty."""
+    """What has come of one choice. `tokens` are kept for whole answers that tell of them."""
 
     index: int
     keep_tokens: bool = False
     texts: dict[str, list[str]] = field(default_factory=dict)
     tokens: list[TokenInfo] = field(default_factory=list)
+    n_tokens: int = 0
     n_reasoning: int = 0
+    started: Started | None = None
     finished: Finished | None = None
+    started_s: float = 0.0
+    first_token_s: float = 0.0
+
+    def start(self, started: Started) -> None:
+        """Take the first event."""
+        self.started = started
+        self.started_s = time.monotonic()
 
     def push(self, delta: Delta) -> Sequence[Piece]:
         """Take new text; returns what of it is sure by now."""
+        if not self.n_tokens:
+            self.first_token_s = time.monotonic()
+        self.n_tokens += len(delta.tokens)
         if self.keep_tokens:
             self.tokens.extend(delta.tokens)
         return (("content", delta.text),) if delta.text else ()
@@ -37,21 +51,24 @@ class Choice:
         self.finished = finished
         return ()
 
-    def text(self, name: str) -> str:
+    def text(self, name: str = "content") -> str:
         return "".join(self.texts.get(name, ()))
 
     async def collect(self, stream: GenerationStream) -> Choice:
         """Read the stream to its end."""
         async for event in events(stream):
-            if isinstance(event, Delta):
-                pieces = self.push(event)
-            elif isinstance(event, Finished):
-                pieces = self.end(event)
-            else:
-                continue
-            for name, text in pieces:
-                self.texts.setdefault(name, []).append(text)
+            match event:
+                case Delta():
+                    self._append(self.push(event))
+                case Started():
+                    self.start(event)
+                case Finished():
+                    self._append(self.end(event))
         return self
+
+    def _append(self, pieces: Sequence[Piece]) -> None:
+        for name, text in pieces:
+            self.texts.setdefault(name, []).append(text)
 
     @property
     def ending(self) -> Finished:
@@ -63,6 +80,17 @@ class Choice:
     def finish_reason(self) -> str:
         return FINISH_REASONS[self.ending.reason]
 
+    def timings_so_far(self) -> Timings:
+        """Measured here, between the events that have come."""
+        started = self.started or Started(prompt_tokens=0, cached_tokens=0)
+        return Timings(
+            cache_n=started.cached_tokens,
+            prompt_n=started.prompt_tokens - started.cached_tokens,
+            prompt_ms=1e3 * (self.first_token_s - self.started_s),
+            predicted_n=self.n_tokens,
+            predicted_ms=1e3 * (time.monotonic() - self.first_token_s),
+        )
+
 
 async def events(stream: GenerationStream) -> AsyncIterator[Event]:
     """The stream's events. Raises Cancelled when someone stopped it by its id."""
@@ -70,6 +98,3 @@ async def events(stream: GenerationStream) -> AsyncIterator[Event]:
         if isinstance(event, Finished) and event.reason is FinishReason.ABORT:
             raise Cancelled("the request was cancelled before its answer was complete")
         yield event
-
-
-__all__ = ["Choice", "Piece", "Started", "events"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Annotated, TypeVar
@@ -39,7 +38,7 @@ class Api:
     service: InferenceService
     options: ApiOptions
     threads: CapacityLimiter
-    created_unix: int = field(default_factory=lambda: int(time.time()))
+    cancels: dict[str, Callable[[], None]] = field(default_factory=dict)  # by request id, while it runs
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         """Run pure text work (templates, tokenizing) off the event loop."""

@@ -26,6 +26,10 @@ class Cancelled(errors.RequestError):
     """Someone stopped the request by its id before it was done."""
 
 
+class Disabled(errors.RequestError):
+    """This server was started without that endpoint."""
+
+
 @dataclass(frozen=True, slots=True)
 class Kind:
     """How one class of errors looks from outside. `code` is used when the error carries none."""
@@ -39,6 +43,7 @@ class Kind:
 KINDS: Mapping[type[Exception], Kind] = {
     Unauthorized: Kind(401, "authentication_error", "invalid_api_key"),
     Cancelled: Kind(499, "request_cancelled", "request_cancelled"),
+    Disabled: Kind(501, "not_supported_error", "disabled"),
     errors.NotFound: Kind(404, "not_found_error", "not_found"),
     errors.BodyTooLarge: Kind(413, "invalid_request_error", "body_too_large"),
     errors.RequestError: Kind(400, "invalid_request_error"),

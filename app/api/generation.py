@@ -5,62 +5,77 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from app.api.context import Api
 from app.api.disconnect import until_disconnect
-from app.engine.request import FinishReason, GenerateRequest
-from app.engine.service import GenerationStream, InferenceService
+from app.engine.request import GenerateRequest
+from app.engine.service import GenerationStream
 
 T = TypeVar("T")
-FINISH_REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 
 
 def new_id(prefix: str) -> str:
     return f"{prefix}-{uuid.uuid4().hex}"
 
 
-def choice_ids(request_id: str, n: int) -> list[str]:
-    """The engine's ids of a request's choices: the first carries the request's own."""
-    return [request_id, *(f"{request_id}.{i}" for i in range(1, n))]
+def choice_ids(request_id: str, n: int, first: int = 0) -> list[str]:
+    """The engine's ids of choices `first` to `first + n`: choice 0 carries the request's own."""
+    return [f"{request_id}.{i}" if i else request_id for i in range(first, first + n)]
 
 
-@dataclass(frozen=True, slots=True)
 class Running:
-    """Admitted choices, in order."""
+    """Admitted choices of one request, in order; known to the app by the request's id until `close`."""
 
-    streams: Sequence[GenerationStream]
+    def __init__(self, api: Api, request_id: str) -> None:
+        self._api = api
+        self._id = request_id
+        self._streams: dict[int, GenerationStream] = {}
+        self._unfinished: set[int] = set()
 
     @classmethod
-    def submit(cls, service: InferenceService, requests: Sequence[GenerateRequest]) -> Running:
+    def submit(cls, api: Api, request_id: str, requests: Sequence[GenerateRequest]) -> Running:
         """Admit all of them or none; raises what the engine says to the first it refuses."""
-        streams: list[GenerationStream] = []
+        running = cls(api, request_id)
         try:
-            for request in requests:
-                streams.append(service.submit(request))
+            for i, request in enumerate(requests):
+                running._streams[i] = api.service.submit(request)
+                running._unfinished.add(i)
         except BaseException:
-            cls(streams).abort()
+            running.close()
             raise
-        return cls(streams)
+        api.cancels[request_id] = running.abort
+        return running
 
     def abort(self) -> None:
         """Free every slot that is still held."""
-        for stream in self.streams:
-            stream.abort()
+        for i in self._unfinished:
+            self._streams[i].abort()
+
+    def close(self) -> None:
+        """Abort what is not finished, and be forgotten."""
+        self.abort()
+        self._unfinished.clear()
+        self._api.cancels.pop(self._id, None)
 
     async def each(self, work: Callable[[int, GenerationStream], Awaitable[T]]) -> list[T]:
         """Run `work` on every stream at once; the first error stops all and is raised."""
-        if len(self.streams) == 1:
-            return [await work(0, self.streams[0])]
-        tasks = [asyncio.ensure_future(work(i, stream)) for i, stream in enumerate(self.streams)]
+        if len(self._streams) == 1:
+            return [await self._one(0, work)]
+        tasks = [asyncio.create_task(self._one(i, work)) for i in self._streams]
         try:
             return list(await asyncio.gather(*tasks))
         finally:
             for task in tasks:
                 task.cancel()
+
+    async def _one(self, index: int, work: Callable[[int, GenerationStream], Awaitable[T]]) -> T:
+        result = await work(index, self._streams[index])
+        self._unfinished.discard(index)
+        return result
 
     async def whole(self, request: Request, answer: Callable[[], Awaitable[Response]]) -> Response:
         """Wait for an answer that is sent at once; the slots are freed if the client does not wait for it."""
@@ -69,5 +84,5 @@ class Running:
             async with until_disconnect(request.receive):
                 response = await answer()
         finally:
-            self.abort()
+            self.close()
         return response

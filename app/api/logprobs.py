@@ -50,6 +50,14 @@ def with_chosen(token: TokenInfo, n_top: int) -> Sequence[TokenLogprob]:
     return (*top[:-1], TokenLogprob(token.token, token.logprob))
 
 
+def token_text(piece: bytes) -> str:
+    """The token as text; where its bytes are half a character, OpenAI's way to spell bytes."""
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
+
+
 def piece_of(candidate: TokenLogprob, chosen: TokenInfo, tokenizer: Tokenizer) -> bytes:
     if candidate.token == chosen.token:
         return chosen.piece

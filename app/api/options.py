@@ -28,6 +28,7 @@ class ApiOptions:
 
     `api_keys` empty: no key is asked for. `any_model`: a request may name any model and gets the loaded one.
     `sampling` are the values of fields a request leaves out. `keepalive_s` is the longest silence in a stream.
+    `pooling` makes one vector of many in embeddings: `mean` or `last`.
     `text_threads` bounds the threads that render templates and tokenize.
     """
 
@@ -40,6 +41,7 @@ class ApiOptions:
     cache_prompt: bool = True
     request_timeout_s: float | None = None
     keepalive_s: float = 10.0
+    pooling: str = "mean"
     enable_slots: bool = True
     enable_props: bool = True
     enable_metrics: bool = False

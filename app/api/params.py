@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from app.api.context import Api
 from app.api.schemas.chat import ChatRequest
+from app.api.schemas.completions import CompletionRequest, InfillRequest
 from app.api.schemas.sampling import GenerationFields, SamplingFields
 from app.engine.request import GenerateRequest, SamplingParams
 from app.errors import ContextLengthExceeded, InvalidParameter
@@ -48,6 +49,8 @@ SAMPLING_FIELDS = (
     *("xtc_probability", "xtc_threshold", "mirostat", "mirostat_tau", "mirostat_eta", "ignore_eos"),
 )
 SEED_MODULUS = 2**64
+#: OpenAI's default for text completions; chat answers end by themselves.
+DEFAULT_COMPLETION_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,8 +166,7 @@ def chat_params(body: ChatRequest, api: Api) -> Wanted:
     """Check a chat request, all but its messages."""
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidParameter("top_logprobs needs logprobs to be true", param="top_logprobs")
-    if (body.top_logprobs or 0) > api.options.limits.top_logprobs:
-        raise InvalidParameter(f"top_logprobs is at most {api.options.limits.top_logprobs}", param="top_logprobs")
+    check_n_logprobs(body.top_logprobs, api, "top_logprobs")
     if body.response_format is not None and body.response_format.type != "text":
         raise InvalidParameter(
             f"response_format {body.response_format.type!r} is not supported by this server", param="response_format"
@@ -176,12 +178,43 @@ def chat_params(body: ChatRequest, api: Api) -> Wanted:
     )
 
 
-def max_tokens(body: ChatRequest) -> int | None:
+def completion_params(body: CompletionRequest, api: Api) -> Wanted:
+    """Check a completion request, all but its prompts."""
+    n = body.n or 1
+    if body.best_of is not None and body.best_of != n:
+        raise InvalidParameter(f"best_of is {body.best_of}; only n, {n}, is supported", param="best_of")
+    n_logprobs, param = (body.n_probs or None, "n_probs") if body.logprobs is None else (body.logprobs, "logprobs")
+    check_n_logprobs(n_logprobs, api, param)
+    if body.echo and body.suffix:
+        raise InvalidParameter("echo and suffix exclude each other", param="echo")
+    n_prompts = 1 if isinstance(body.prompt, str) or isinstance(body.prompt[0], int) else len(body.prompt)
+    if n_prompts > api.options.limits.prompts:
+        raise InvalidParameter(
+            f"prompt has {n_prompts} prompts, at most {api.options.limits.prompts} are taken", param="prompt"
+        )
+    limit = max_tokens(body, default=DEFAULT_COMPLETION_TOKENS)
+    return wanted(body, api, max_tokens=limit, n_logprobs=n_logprobs)
+
+
+def infill_params(body: InfillRequest, api: Api) -> Wanted:
+    """Check an infill request, all but its texts."""
+    check_n_logprobs(body.n_probs, api, "n_probs")
+    limit = next((value for value in (body.n_predict, body.max_tokens) if value is not None), -1)
+    return wanted(body, api, max_tokens=None if limit < 0 else limit, n_logprobs=body.n_probs or None)
+
+
+def check_n_logprobs(n_logprobs: int | None, api: Api, param: str) -> None:
+    most = api.options.limits.top_logprobs
+    if (n_logprobs or 0) > most:
+        raise InvalidParameter(f"{param} is {n_logprobs}, at most {most} alternatives are told", param=param)
+
+
+def max_tokens(body: ChatRequest | CompletionRequest, *, default: int | None = None) -> int | None:
     """The first of the field's three names that is given; None: until the context is full."""
     for value in (body.max_completion_tokens, body.max_tokens, body.n_predict):
         if value is not None:
             return None if value < 0 else value
-    return None
+    return default
 
 
 def check_fits(n_prompt_tokens: int, api: Api, *, param: str) -> None:

@@ -69,8 +69,20 @@ def cut_after(text: str, prefill: str) -> str:
 
 
 def prompt_tokens(text: str, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Tokens of a rendered template: its special tokens count as such, and BOS stands in front once."""
+    """Tokens of text to go on from: special tokens in it count as such, and BOS stands in front once.
+
+    Nothing at all begins with BOS, also in models that do without it otherwise; it may stay empty if there is none.
+    """
     tokens = tokenizer.encode(text, add_special=False, parse_special=True)
-    if tokenizer.add_bos and tokenizer.bos is not None and tokens[:1] != [tokenizer.bos]:
+    wants_bos = tokenizer.add_bos or not tokens
+    if wants_bos and tokenizer.bos is not None and tokens[:1] != [tokenizer.bos]:
         tokens = [tokenizer.bos, *tokens]
+    return tuple(tokens)
+
+
+def checked_ids(tokens: Sequence[int], tokenizer: Tokenizer, where: str) -> tuple[int, ...]:
+    """Token ids as they were given; nothing is put in front. Raises for ids outside the vocabulary."""
+    highest = max(tokens, default=0)
+    if highest >= tokenizer.vocab_size:
+        raise InvalidParameter(f"{where} has token {highest}, the vocabulary has {tokenizer.vocab_size}", param=where)
     return tuple(tokens)

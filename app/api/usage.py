@@ -5,21 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from app.engine.request import Finished, Progress, Timings
+from app.api.choice import Choice
+from app.engine.request import Progress, Timings
 
 
-def usage(n_prompt: int, finished: Sequence[Finished], n_reasoning: int = 0) -> dict[str, Any]:
+def usage(n_prompt: int, choices: Sequence[Choice], first_choices: Sequence[Choice]) -> dict[str, Any]:
     """The `usage` object. Each prompt counts once, however many choices it has.
 
-    What is cached is told of the first choice: the others find the prompt computed by it.
+    What is cached is told of each prompt's first choice: the others find the prompt computed by it.
     """
-    n_completion = sum(end.completion_tokens for end in finished)
+    n_completion = sum(choice.ending.completion_tokens for choice in choices)
     return {
         "prompt_tokens": n_prompt,
         "completion_tokens": n_completion,
         "total_tokens": n_prompt + n_completion,
-        "prompt_tokens_details": {"cached_tokens": finished[0].cached_tokens if finished else 0},
-        "completion_tokens_details": {"reasoning_tokens": n_reasoning},
+        "prompt_tokens_details": {"cached_tokens": sum(choice.ending.cached_tokens for choice in first_choices)},
+        "completion_tokens_details": {"reasoning_tokens": sum(choice.n_reasoning for choice in choices)},
     }
 
 

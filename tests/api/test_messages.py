@@ -24,10 +24,14 @@ CALLS = (
     "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% for c in m.tool_calls or [] %}(call {{ c.function.name }}"
     "{% for k, v in c.function.arguments.items() %} {{ k }}={{ v }}{% endfor %}){% endfor %}{% endfor %}[assistant]"
 )
-DEAF = "{% for m in messages %}{% if m.role != 'system' or loop.first %}[{{ m.role }}]{{ m.content }}{% endif %}{% endfor %}"
+DEAF = (
+    "{% for m in messages %}{% if m.role != 'system' or loop.first %}[{{ m.role }}]{{ m.content }}{% endif %}"
+    "{% endfor %}"
+)
 SYSTEM_FIRST = (
     "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
-    "{{ raise_exception('system message must be at the beginning') }}{% endif %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    "{{ raise_exception('system message must be at the beginning') }}{% endif %}[{{ m.role }}]{{ m.content }}"
+    "{% endfor %}"
 )
 DEVELOPER = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{# knows developer #}"
 

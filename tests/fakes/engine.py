@@ -7,6 +7,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from types import SimpleNamespace
 from typing import Any
 
 import jinja2
@@ -27,8 +28,16 @@ from app.engine.request import (
 from app.engine.service import Embedding, ModelInfo, Phase, ServiceStatus, SlotInfo
 from app.errors import ContextLengthExceeded, DeviceLost, InvalidParameter, NotReady, QueueFull
 
-BOS, EOS, IM_START, IM_END = 256, 257, 258, 259
-SPECIAL = {BOS: b"<s>", EOS: b"</s>", IM_START: b"<|im_start|>", IM_END: b"<|im_end|>"}
+BOS, EOS, IM_START, IM_END, FIM_PREFIX, FIM_SUFFIX, FIM_MIDDLE = range(256, 263)
+SPECIAL = {
+    BOS: b"<s>",
+    EOS: b"</s>",
+    IM_START: b"<|im_start|>",
+    IM_END: b"<|im_end|>",
+    FIM_PREFIX: b"<|fim_prefix|>",
+    FIM_SUFFIX: b"<|fim_suffix|>",
+    FIM_MIDDLE: b"<|fim_middle|>",
+}
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -37,14 +46,17 @@ CHATML = (
 
 
 class FakeTokenizer:
-    """One token per byte, and four special ones."""
+    """One token per byte, and a few special ones."""
 
-    vocab_size = 260
+    vocab_size = 256 + len(SPECIAL)
     bos = BOS
     eos = EOS
     eog = frozenset({EOS, IM_END})
     add_bos = True
     add_eos = False
+    fim = SimpleNamespace(
+        prefix=FIM_PREFIX, suffix=FIM_SUFFIX, middle=FIM_MIDDLE, padding=None, repository=None, separator=None
+    )
 
     def encode(self, text: str | bytes, *, add_special: bool, parse_special: bool) -> list[int]:
         data = text.encode() if isinstance(text, str) else text

@@ -1,0 +1,59 @@
+"""POST /infill: what editors ask when they complete code."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from starlette.responses import JSONResponse, Response
+
+from app.api.body import JsonRoute
+from app.api.choice import Choice
+from app.api.context import ApiDep
+from app.api.fim import fim_tokens
+from app.api.generation import Running, choice_ids, new_id
+from app.api.native_format import NativeChunks, native_answer
+from app.api.params import check_fits, infill_params
+from app.api.pump import streamed
+from app.api.schemas.completions import InfillRequest
+from app.api.shape import Shape
+
+router = APIRouter(route_class=JsonRoute, tags=["completions"])
+
+
+@router.post("/infill")
+@router.post("/v1/infill", include_in_schema=False)
+async def infill(request: Request, body: InfillRequest, api: ApiDep) -> Response:
+    """Fill the hole between a prefix and a suffix. The answer has llama-server's own shape, without an end mark."""
+    model = api.check_model(body.model)
+    params = infill_params(body, api)
+    prompt = await api.in_thread(
+        lambda: fim_tokens(
+            body.input_prefix,
+            body.input_suffix,
+            api.service.tokenizer,
+            param="input_prefix",
+            typed=body.prompt or "",
+            extra=body.input_extra or (),
+        )
+    )
+    check_fits(len(prompt), api, param="input_prefix")
+    shape = Shape(
+        id=new_id("infill"),
+        object="infill",
+        model=model,
+        fingerprint=api.fingerprint,
+        tokenizer=api.service.tokenizer,
+        n_prompt=len(prompt),
+        n_top=params.sampling.n_logprobs,
+        return_tokens=bool(body.return_tokens),
+        timings_per_token=bool(body.timings_per_token),
+    )
+    running = Running.submit(api, shape.id, params.requests(prompt, choice_ids(shape.id, params.n)))
+    if body.stream:
+        return streamed(running, shape, api, chunks_of=lambda index: NativeChunks(shape, index), n=params.n, done=b"")
+    return await running.whole(request, lambda: whole_infill(running, shape))
+
+
+async def whole_infill(running: Running, shape: Shape) -> Response:
+    choices = await running.each(lambda i, stream: Choice(i, shape.tells_tokens).collect(stream))
+    answers = [native_answer(shape, choice) for choice in choices]
+    return JSONResponse(answers[0] if len(answers) == 1 else answers)
