@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from app.engine.ggml import row_bytes
+from app.engine.ggml import UnaryOp, row_bytes
 from app.engine.graph import Tensor
 from app.engine.models.base import CacheSpec, InputKind
 from app.engine.models.hparams import Hyperparameters
@@ -19,7 +19,8 @@ class Attention:
 
     `scale` multiplies q.k; with `q_scale` not 1 the queries are multiplied before. `windowed` layers look through the
     mask of the sliding window. `rope_factors` names a tensor of frequency factors. `temperature`: queries are
-    multiplied by the input ATTN_SCALE.
+    multiplied by the input ATTN_SCALE. `gated`: every query head is followed by a gate as wide, whose sigmoid
+    multiplies what the head found.
     """
 
     n_heads: int
@@ -33,6 +34,7 @@ class Attention:
     qk_norm: bool = False
     windowed: bool = False
     temperature: bool = False
+    gated: bool = False
 
     @classmethod
     def of(cls, p: Hyperparameters, layer: int, rope: RopeParams | None, rope_factors: str | None = None) -> Attention:
@@ -48,6 +50,11 @@ class Attention:
         )
 
     @property
+    def q_length(self) -> int:
+        """Channels of the query projection per head."""
+        return 2 * self.key_length if self.gated else self.key_length
+
+    @property
     def k_elements(self) -> int:
         return self.key_length * self.n_kv_heads
 
@@ -58,7 +65,7 @@ class Attention:
 
 def declare_attention(w: LayerWeights, a: Attention, n_embd: int) -> None:
     """Separate projections, or one fused with rows q, k, v; biases where the file has them."""
-    n_q = a.n_heads * a.key_length
+    n_q = a.n_heads * a.q_length
     if w.has("attn_qkv.weight"):
         w.linear("attn_qkv", n_embd, n_q + a.k_elements + a.v_elements)
         for name, n in (("attn_q", n_q), ("attn_k", a.k_elements), ("attn_v", a.v_elements)):
@@ -87,11 +94,24 @@ def attention_caches(a: Attention, layer: int) -> list[CacheSpec]:
 def self_attention(s: Scope, h: Tensor, a: Attention) -> Tensor:
     """Project, rotate, store, attend, project back: [n_embd, n] to [n_embd, n]."""
     q, k, v = _project(s, h, a)
+    q, gate = _split_gate(s, q, a)
     q, k = _prepare(s, q, a, "attn_q_norm", query=True), _prepare(s, k, a, "attn_k_norm")
-    return s.linear(attend(s, q, k, v, a), "attn_output")
+    found = _attend(s, q, k, v, a)
+    if gate is not None:
+        found = s.g.mul(found, s.g.unary(UnaryOp.SIGMOID, gate))
+    return s.linear(found, "attn_output")
 
 
-def attend(s: Scope, q: Tensor, k: Tensor, v: Tensor, a: Attention) -> Tensor:
+def _split_gate(s: Scope, q: Tensor, a: Attention) -> tuple[Tensor, Tensor | None]:
+    """Query heads [length, heads, n], and their gates packed as [length * heads, n]."""
+    if not a.gated:
+        return q, None
+    size = (a.key_length, *q.ne[1:3])
+    gate = s.g.view(q, size, q.nb[1:3], a.key_length * q.nb[0])
+    return s.g.view(q, size, q.nb[1:3]), s.g.cont(gate, a.key_length * a.n_heads, q.ne[2])
+
+
+def _attend(s: Scope, q: Tensor, k: Tensor, v: Tensor, a: Attention) -> Tensor:
     """Store k and v in the cache and look at all of it: heads [length, heads, n] to rows [value_length * heads, n]."""
     g, n_tokens = s.g, q.ne[2]
     rows = s.input(InputKind.KV_ROWS)
@@ -118,13 +138,13 @@ def _visible(s: Scope, cache: Tensor, length: int, n_heads: int) -> Tensor:
 def _project(s: Scope, h: Tensor, a: Attention) -> tuple[Tensor, Tensor, Tensor]:
     g, n_tokens = s.g, h.ne[1]
     if s.optional("attn_qkv.weight") is None:
-        q = g.reshape(s.linear(h, "attn_q"), a.key_length, a.n_heads, n_tokens)
+        q = g.reshape(s.linear(h, "attn_q"), a.q_length, a.n_heads, n_tokens)
         v = g.reshape(s.linear(h, "attn_v"), a.value_length, a.n_kv_heads, n_tokens)
         k = g.reshape(s.linear(h, "attn_k"), a.key_length, a.n_kv_heads, n_tokens)
         return q, k, v
     qkv = s.linear(h, "attn_qkv")
-    n_q = a.n_heads * a.key_length
-    q = _part(s, qkv, "attn_q", 0, a.key_length, a.n_heads)
+    n_q = a.n_heads * a.q_length
+    q = _part(s, qkv, "attn_q", 0, a.q_length, a.n_heads)
     k = _part(s, qkv, "attn_k", n_q, a.key_length, a.n_kv_heads)
     v = _part(s, qkv, "attn_v", n_q + a.k_elements, a.value_length, a.n_kv_heads)
     return q, k, v
@@ -142,16 +162,11 @@ def _prepare(s: Scope, heads: Tensor, a: Attention, norm: str, *, query: bool = 
     """Norm, rotation and scaling of query or key heads."""
     if a.qk_norm:
         heads = s.rms_norm(heads, norm)
-    heads = rotate(s, heads, a)
+    if a.rope is not None:
+        factors = s.tensors.weights[a.rope_factors] if a.rope_factors else None
+        heads = s.g.rope(heads, s.input(InputKind.POSITIONS), a.rope, factors)
     if query and a.q_scale != 1.0:
         heads = s.g.scale(heads, a.q_scale)
     if query and a.temperature:
         heads = s.g.mul(heads, s.input(InputKind.ATTN_SCALE))
     return heads
-
-
-def rotate(s: Scope, heads: Tensor, a: Attention) -> Tensor:
-    if a.rope is None:
-        return heads
-    factors = s.tensors.weights[a.rope_factors] if a.rope_factors else None
-    return s.g.rope(heads, s.input(InputKind.POSITIONS), a.rope, factors)

@@ -132,10 +132,14 @@ class Decoder(Model):
 
     def layer(self, s: Scope, x: Tensor) -> Tensor:
         """One layer; the last one goes on with the rows that need logits after its attention."""
-        a = s.wanted(self_attention(s, s.rms_norm(x, "attn_norm"), self.attention(s.layer)))
+        a = s.wanted(self.mix(s, s.rms_norm(x, "attn_norm")))
         x = s.g.add(a, s.wanted(x))
         f = self.feed_forward(s, s.rms_norm(x, self.ffn_norm))
         return s.g.add(f, x)
+
+    def mix(self, s: Scope, h: Tensor) -> Tensor:
+        """What mixes tokens: [n_embd, n] to [n_embd, n]."""
+        return self_attention(s, h, self.attention(s.layer))
 
     def feed_forward(self, s: Scope, h: Tensor) -> Tensor:
         return mixture(s, h, self.mixture) if self.mixture is not None else gated(s, h)

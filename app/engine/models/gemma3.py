@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from app.engine.ggml import GluOp, RopeMode, UnaryOp
 from app.engine.graph import Tensor
-from app.engine.models.attention import Attention, self_attention
+from app.engine.models.attention import Attention
 from app.engine.models.decoder import Decoder
 from app.engine.models.feed_forward import gated
 from app.engine.models.rope import read_rope
@@ -53,7 +53,7 @@ class Gemma3(Decoder):
         w.need("post_ffw_norm.weight", self.n_embd)
 
     def layer(self, s: Scope, x: Tensor) -> Tensor:
-        a = s.wanted(self_attention(s, s.rms_norm(x, "attn_norm"), self.attention(s.layer)))
+        a = s.wanted(self.mix(s, s.rms_norm(x, "attn_norm")))
         x = s.wanted(x)
         x = s.g.add(s.rms_norm(a, "post_attention_norm"), x)
         f = gated(s, s.rms_norm(x, "ffn_norm"), glu=GluOp.GEGLU)

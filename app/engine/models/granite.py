@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from app.engine.graph import Tensor
-from app.engine.models.attention import Attention, self_attention
+from app.engine.models.attention import Attention
 from app.engine.models.decoder import Decoder
 from app.engine.models.feed_forward import declare_shared_expert, shared_expert
 from app.engine.models.rope import factor_tensor
@@ -35,7 +35,7 @@ class Granite(Decoder):
             declare_shared_expert(w, self.n_embd, self.p.experts.n_ff_shared)
 
     def layer(self, s: Scope, x: Tensor) -> Tensor:
-        a = s.wanted(self_attention(s, s.rms_norm(x, "attn_norm"), self.attention(s.layer)))
+        a = s.wanted(self.mix(s, s.rms_norm(x, "attn_norm")))
         x = s.g.add(self._scaled(s, a), s.wanted(x))
         f = self.feed_forward(s, s.rms_norm(x, "ffn_norm"))
         return s.g.add(self._scaled(s, f), x)

@@ -12,6 +12,7 @@ from app.engine.models.mistral3 import Mistral3
 from app.engine.models.phi3 import Phi3
 from app.engine.models.qwen2 import Qwen2
 from app.engine.models.qwen3 import Qwen3
+from app.engine.models.qwen35 import Qwen3Next, Qwen35
 from app.engine.models.smollm3 import SmolLM3
 from app.errors import UnsupportedModel
 
@@ -26,6 +27,9 @@ ARCHITECTURES: dict[str, type[Decoder]] = {
     "qwen2": Qwen2,
     "qwen3": Qwen3,
     "qwen3moe": Qwen3,
+    "qwen35": Qwen35,
+    "qwen35moe": Qwen35,
+    "qwen3next": Qwen3Next,
     "smollm3": SmolLM3,
 }
 
