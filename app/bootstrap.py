@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -240,7 +241,7 @@ def _info(settings: ServeSettings, placed: _Placed) -> ModelInfo:
         path=str(path),
         architecture=model.architecture,
         created_unix=int(path.stat().st_mtime),
-        n_params=sum(info.n_elements for info in opened.gguf.tensors.values()),
+        n_params=sum(math.prod(info.ne) for info in opened.gguf.tensors.values()),
         size_bytes=opened.gguf.size_bytes,
         n_vocab=model.n_vocab,
         n_embd=model.n_embd,

@@ -63,7 +63,9 @@ def _chosen(names: Sequence[str], remote: Sequence[Device], threads: int | None)
     unknown = [name for name in names if name.upper() not in known]
     if unknown:
         raise ConfigError(f"no device is called {unknown[0]!r}; there are {', '.join(known)}")
-    chosen = [by_name.pop(name.upper(), None) or open_local((name,), threads)[0] for name in names]
+    chosen = [
+        by_name.pop(name.upper()) if name.upper() in by_name else open_local((name,), threads)[0] for name in names
+    ]
     close_all(list(by_name.values()))
     return chosen
 

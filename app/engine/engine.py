@@ -91,7 +91,7 @@ class Engine:
             raise ContextLengthExceeded(len(request.prompt), self._config.n_ctx)
         self._admit()
         stream = EventStream(request.id, self.abort)
-        live = LiveRequest(request, stream, self.tokenizer, self.info.n_vocab, self._clock())
+        live = LiveRequest(request, stream, self._sampler(request), self.tokenizer, self._clock())
         self._post(lambda: self._add(live))
         return stream
 
@@ -202,14 +202,15 @@ class Engine:
             self._on_device_error(error)
             return
         choices: dict[str, Choice] = {}
+        wanted = {output.row for output in self._scheduler.live_samples(running.ubatch)}
         for output, logits in zip(running.ubatch.outputs, rows, strict=True):
             live = self._live.get(output.request_id)
-            if live is None or not self._scheduler.is_live(output.request_id):
+            if live is None:
                 continue
-            if output.kind is OutputKind.SAMPLE:
-                choices[output.request_id] = self._draw(live, logits, output.position)
-            else:
+            if output.kind is OutputKind.PROMPT_LOGPROB:
                 live.add_prompt_logprob(logits, output.target)
+            elif output.row in wanted:
+                choices[output.request_id] = self._draw(live, logits, output.position)
         now = self._clock()
         for ended in self._scheduler.commit(running.ubatch, choices, now):
             self._end(ended)

@@ -79,7 +79,7 @@ class MaskMirror:
     def pieces(self, mask: NDArray[np.uint16]) -> list[tuple[int, memoryview]]:
         """Byte offsets and payloads that turn what is held into `mask`, which must not be changed afterwards."""
         held, self._held = self._held, mask
-        whole = [(0, memoryview(mask).cast("B"))]
+        whole = [(0, mask.data.cast("B"))]
         if held is None or held.shape != mask.shape or len(mask) > _MAX_ROWS_COMPARED:
             return whole
         pieces = list(_changed_runs(held.reshape(-1), mask.reshape(-1)))
@@ -94,4 +94,4 @@ def _changed_runs(held: NDArray[np.uint16], mask: NDArray[np.uint16]) -> Iterato
     breaks = np.flatnonzero(np.diff(changed) > _PIECE_COST_BYTES // mask.itemsize) + 1
     for run in np.split(changed, breaks):
         first, last = int(run[0]), int(run[-1]) + 1
-        yield first * mask.itemsize, memoryview(mask[first:last]).cast("B")
+        yield first * mask.itemsize, mask[first:last].data.cast("B")

@@ -155,12 +155,16 @@ def upload_stage(
 def _upload(
     gguf: GGUFFile, stages: Sequence[Stage], progress: UploadProgress | None, hashes: HashSource | None
 ) -> None:
-    futures = [future for stage in stages for future in upload_stage(gguf, stage, progress, hashes)]
+    finish_upload([future for stage in stages for future in upload_stage(gguf, stage, progress, hashes)])
+    for stage in stages:
+        stage.device.synchronize()
+
+
+def finish_upload(futures: Sequence[Future[None]]) -> None:
+    """Wait for weights on their way; raises the first error among them at once."""
     done, _ = wait(futures, return_when=FIRST_EXCEPTION)
     for future in done:
         future.result()
-    for stage in stages:
-        stage.device.synchronize()
 
 
 def _after_weight(gguf: GGUFFile, spec: WeightSpec, meter: _Meter, n_bytes: int) -> Callable[[Future[None]], None]:

@@ -91,6 +91,10 @@ class Stage:
     def name(self) -> str:
         return f"{self.device.name} layers {self.shape.first_layer}..{self.shape.last_layer}"
 
+    def on(self, device: Device) -> Stage:
+        """The same layers on another device; nothing is reserved or loaded there yet."""
+        return Stage(device, self._model, self.shape, self._limits)
+
     # -- memory ----------------------------------------------------------------------------------------------------
 
     def weight_bytes(self) -> int:

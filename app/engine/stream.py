@@ -11,7 +11,7 @@ from app.engine.request import Event, Finished
 class EventStream:
     """Events of one request, put in by the engine, taken out by a route. Made on the loop that will read it."""
 
-    def __init__(self, request_id: str, on_abort: Callable[[str], None]) -> None:
+    def __init__(self, request_id: str, on_abort: Callable[[str], object]) -> None:
         self.request_id = request_id
         self.loop = asyncio.get_running_loop()
         self._on_abort = on_abort

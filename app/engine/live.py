@@ -1,0 +1,113 @@
+"""One request while the engine works on it: its stream, sampler, growing answer, and times."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.engine.answer import Answer
+from app.engine.request import (
+    Delta,
+    Event,
+    Finished,
+    FinishReason,
+    GenerateRequest,
+    Progress,
+    Started,
+    Timings,
+    TokenInfo,
+    TokenLogprob,
+)
+from app.engine.serving.sampler import Sampler, logprobs_of
+from app.engine.serving.types import Ended, Report
+from app.engine.stream import EventStream
+from app.engine.text.tokenizer import Tokenizer
+
+_MS = 1000.0
+
+
+class LiveRequest:
+    """Owned by the engine's thread once submitted. Times are seconds of the engine's clock."""
+
+    def __init__(
+        self, request: GenerateRequest, stream: EventStream, sampler: Sampler, tokenizer: Tokenizer, submitted_s: float
+    ) -> None:
+        self.request = request
+        self.stream = stream
+        self.submitted_s = submitted_s
+        self.deadline_s = None if request.deadline_s is None else submitted_s + request.deadline_s
+        self.answer = Answer(
+            tokenizer,
+            stop=request.stop,
+            max_tokens=request.max_tokens,
+            ignore_eos=request.sampling.ignore_eos,
+            show_special=request.show_special,
+        )
+        self._tokenizer = tokenizer
+        self._sampler = sampler
+        self._started_s = submitted_s
+        self._first_token_s: float | None = None
+        self._prompt_logprobs: list[TokenInfo] = []
+
+    def start(self, report: Report, now_s: float) -> Started:
+        """The request has a slot."""
+        self._started_s = now_s
+        return Started(prompt_tokens=report.prompt_tokens, cached_tokens=report.cached_tokens)
+
+    def progress(self, report: Report, now_s: float) -> Progress:
+        return Progress(
+            prompt_tokens=report.prompt_tokens,
+            cached_tokens=report.cached_tokens,
+            processed_tokens=report.processed_tokens,
+            elapsed_ms=(now_s - self._started_s) * _MS,
+        )
+
+    def draw(self, logits: NDArray[np.float32], position: int, now_s: float) -> tuple[int, Delta | None]:
+        """Choose the next token; what of the answer can leave now."""
+        if self._first_token_s is None:
+            self._first_token_s = now_s
+        sampled = self._sampler.sample(logits, position)
+        info = self._info(sampled.token, sampled.logprob, sampled.top)
+        return sampled.token, self.answer.push(info)
+
+    def add_prompt_logprob(self, logits: NDArray[np.float32], target: int) -> None:
+        """Note how likely a prompt token was; called in prompt order."""
+        if not self._prompt_logprobs:
+            self._prompt_logprobs.append(self._info(self.request.prompt[0], None, ()))
+        logprob, top = logprobs_of(logits, target, self.request.sampling.n_logprobs or 0)
+        self._prompt_logprobs.append(self._info(target, logprob, top))
+
+    def _info(self, token: int, logprob: float | None, top: tuple[TokenLogprob, ...]) -> TokenInfo:
+        piece = self._tokenizer.piece(token, show_special=self.request.show_special)
+        return TokenInfo(token=token, piece=piece, logprob=logprob, top=top)
+
+    def finish(self, ended: Ended, now_s: float) -> list[Event]:
+        """The last events: held-back text, if the answer ended without a stop, and the ending itself."""
+        events: list[Event] = []
+        if self.answer.finish_reason is None:
+            rest = self.answer.finish(ended.reason)
+            if rest is not None and ended.reason is not FinishReason.ABORT:
+                events.append(rest)
+        events.append(
+            Finished(
+                reason=self.answer.finish_reason or ended.reason,
+                stop_string=self.answer.stop_string,
+                prompt_tokens=ended.report.prompt_tokens,
+                cached_tokens=ended.report.cached_tokens,
+                completion_tokens=self.answer.n_tokens,
+                timings=self._timings(ended.report, now_s),
+                prompt_logprobs=tuple(self._prompt_logprobs),
+            )
+        )
+        return events
+
+    def _timings(self, report: Report, now_s: float) -> Timings:
+        first_token_s = self._first_token_s if self._first_token_s is not None else now_s
+        return Timings(
+            cache_n=report.cached_tokens,
+            prompt_n=report.prompt_tokens - report.cached_tokens,
+            prompt_ms=(first_token_s - self._started_s) * _MS,
+            predicted_n=self.answer.n_tokens,
+            predicted_ms=(now_s - first_token_s) * _MS,
+            queued_ms=(self._started_s - self.submitted_s) * _MS,
+        )
