@@ -13,7 +13,7 @@ from typing import Any
 from app.engine.device import Device, DeviceCaps, DeviceMemory, Handle, Payload, WeightHint
 from app.engine.ggml import MAX_SRC, TRAITS, Op
 from app.engine.program import Buffer, PlacedTensor, Program
-from app.errors import DeviceLost, InternalError, OutOfDeviceMemory, TandemError, UnsupportedOp
+from app.errors import DeviceError, DeviceLost, OutOfDeviceMemory, TandemError, UnsupportedOp
 from app.rpc.link import Link, RpcBuffer
 from app.rpc.lower import Address, describe_tensor, encode_graph
 from app.rpc.messages import (
@@ -76,12 +76,24 @@ class _Frames:
 class RpcHandle(Handle):
     """A program as the worker gets it: the frame that sends it whole, or the frame that names it."""
 
-    __slots__ = ("frame", "graph_id")
+    __slots__ = ("buffers", "device", "frame", "graph_id", "released")
 
-    def __init__(self, program_name: str, frame: bytes, graph_id: int | None) -> None:
+    def __init__(
+        self, device: RpcDevice, program_name: str, frame: bytes, graph_id: int | None, buffers: frozenset[RpcBuffer]
+    ) -> None:
         super().__init__(program_name)
+        self.device = device
         self.frame = frame
         self.graph_id = graph_id
+        self.buffers = buffers
+        self.released = False
+
+    @property
+    def flaw(self) -> str | None:
+        """Why it must not run any more. A stock worker would not survive a graph on memory that is gone."""
+        if self.released:
+            return "it was released"
+        return None if all(buffer.live for buffer in self.buffers) else "a buffer that it uses was freed"
 
 
 class RpcDevice(Device):
@@ -111,6 +123,8 @@ class RpcDevice(Device):
 
     def alloc(self, size_bytes: int) -> Buffer:
         self._check()
+        if size_bytes < 0:
+            raise DeviceError(f"a buffer of {size_bytes} bytes makes no sense")
         if size_bytes > self.caps.max_buffer_bytes:
             raise OutOfDeviceMemory(self.name, size_bytes, self.caps.max_buffer_bytes)
         answer = self.link.call(AllocBuffer(self.index, max(size_bytes, 1)))
@@ -158,10 +172,12 @@ class RpcDevice(Device):
     ) -> Future[None]:
         if isinstance(payload, Future):
             if size_bytes is None:
-                raise InternalError("a write with a future as payload must say how many bytes it will be")
+                raise DeviceError("a write with a future as payload must say how many bytes it will be")
             return self._write_later(self._mine(buffer, offset, size_bytes), offset, payload, size_bytes)
         view = memoryview(payload).cast("B")
         size = len(view)
+        if size_bytes is not None and size_bytes != size:
+            raise DeviceError(f"a write of {size_bytes} bytes to {self.name} came with {size}")
         mine = self._mine(buffer, offset, size)
         if size == 0:
             return _DONE
@@ -188,9 +204,9 @@ class RpcDevice(Device):
     def read(self, buffer: Buffer, offset: int, size_bytes: int, into: memoryview | None = None) -> Future[memoryview]:
         mine = self._mine(buffer, offset, size_bytes)
         if into is not None:
+            if into.readonly or not into.contiguous or into.nbytes != size_bytes:
+                raise DeviceError(f"{size_bytes} bytes of {self.name} do not go into memory of {into.nbytes}")
             into = into.cast("B")
-            if len(into) != size_bytes:
-                raise InternalError(f"read of {size_bytes} bytes into memory of {len(into)} bytes")
         if size_bytes <= CHUNK_BYTES:
             return self._read_once(mine, offset, size_bytes, into)
         target = memoryview(bytearray(size_bytes)) if into is None else into
@@ -205,6 +221,8 @@ class RpcDevice(Device):
 
     def copy(self, source: Buffer, source_offset: int, target: Buffer, target_offset: int, size_bytes: int) -> None:
         from_, to = self._mine(source, source_offset, size_bytes), self._mine(target, target_offset, size_bytes)
+        if from_ is to and abs(source_offset - target_offset) < size_bytes:
+            raise DeviceError(f"a copy of {size_bytes} bytes within one buffer of {self.name} overlaps itself")
         with self.link.lock:
             self._flush()
             for start, n in chunks(size_bytes, CHUNK_BYTES):
@@ -212,6 +230,8 @@ class RpcDevice(Device):
 
     def fill(self, buffer: Buffer, offset: int, size_bytes: int, value: int) -> None:
         mine = self._mine(buffer, offset, size_bytes)
+        if not 0 <= value <= 255:
+            raise DeviceError(f"device {self.name} cannot fill memory with {value}, which is not a byte")
         place = mine.address
         with self.link.lock:
             self._flush()
@@ -226,11 +246,16 @@ class RpcDevice(Device):
 
     def prepare(self, program: Program) -> Handle:
         self._check()
+        buffers = frozenset(
+            self._mine(tensor.buffer, tensor.offset, tensor.n_bytes)
+            for tensor in program.tensors
+            if tensor.buffer is not None
+        )
         self._zero_padding(program)
         graph = encode_graph(program, self.link.locate, self.name)
         if not self.link.peer.is_tandem:
             head = encode(GraphCompute(self.index, memoryview(graph)), self._version, len(graph))
-            return RpcHandle(program.name, head + graph, None)
+            return RpcHandle(self, program.name, head + graph, None, buffers)
         graph_id = self.link.new_graph_id()
         request = GraphStore(self.index, graph_id, memoryview(graph))
         with self.link.lock:
@@ -238,25 +263,29 @@ class RpcDevice(Device):
             answer: Future[memoryview] = self.link.dispatcher.ask(request, tail=request.graph)
         if reason := bytes(answer.result()).decode(errors="replace"):
             raise UnsupportedOp(self.name, program.name, reason)
-        return RpcHandle(program.name, encode(GraphRun(self.index, graph_id), self._version), graph_id)
+        frame = encode(GraphRun(self.index, graph_id), self._version)
+        return RpcHandle(self, program.name, frame, graph_id, buffers)
 
     def run(self, handle: Handle) -> None:
-        assert isinstance(handle, RpcHandle)
+        mine = self._my_handle(handle)
         with self.link.lock:
-            if handle.graph_id is not None:
-                self._submit("GRAPH_RUN", handle.frame)
-            elif self.link.stored.get(self.index) is handle:
+            if (flaw := mine.flaw) is not None:
+                self._fail_in_lane(DeviceError(f"device {self.name} cannot run {mine.program_name}: {flaw}"))
+            elif mine.graph_id is not None:
+                self._submit("GRAPH_RUN", mine.frame)
+            elif self.link.stored.get(self.index) is mine:
                 self._submit("GRAPH_RECOMPUTE", self._frames.recompute)
             else:
-                self.link.stored[self.index] = handle
-                self._submit("GRAPH_COMPUTE", handle.frame)
+                self.link.stored[self.index] = mine
+                self._submit("GRAPH_COMPUTE", mine.frame)
 
     def release(self, handle: Handle) -> None:
-        assert isinstance(handle, RpcHandle)
+        mine = self._my_handle(handle)
         with self.link.lock:
-            if handle.graph_id is not None:
-                self._tell(GraphDrop(self.index, handle.graph_id))
-            elif self.link.stored.get(self.index) is handle:
+            mine.released = True
+            if mine.graph_id is not None:
+                self._tell(GraphDrop(self.index, mine.graph_id))
+            elif self.link.stored.get(self.index) is mine:
                 del self.link.stored[self.index]
 
     def record(self) -> Future[None]:
@@ -291,12 +320,25 @@ class RpcDevice(Device):
         """The buffer, once it is this device's and the range lies inside it."""
         self._check()
         if not isinstance(buffer, RpcBuffer) or buffer.link is not self.link or buffer.device_name != self.name:
-            raise InternalError(f"{buffer!r} does not belong to device {self.name}")
+            raise DeviceError(f"{buffer!r} does not belong to device {self.name}")
         if not buffer.live:
-            raise InternalError(f"{buffer!r} was freed")
+            raise DeviceError(f"{buffer!r} was freed")
         if offset < 0 or size_bytes < 0 or offset + size_bytes > buffer.size_bytes:
-            raise InternalError(f"{size_bytes} bytes at offset {offset} do not lie inside {buffer!r}")
+            raise DeviceError(f"{size_bytes} bytes at offset {offset} do not lie inside {buffer!r}")
         return buffer
+
+    def _my_handle(self, handle: Handle) -> RpcHandle:
+        self._check()
+        if not isinstance(handle, RpcHandle) or handle.device is not self:
+            raise DeviceError(f"device {self.name} was given a handle that it did not prepare")
+        return handle
+
+    def _fail_in_lane(self, error: DeviceError) -> None:
+        """Nothing is sent; the error surfaces at the next read or event, like that of a call that was. Lock held."""
+        failed: Future[Any] = Future()
+        failed.set_exception(error)
+        self._flush()
+        self.link.dispatcher.submit(Entry("GRAPH_COMPUTE", b"", gate=failed, lane=self._lane))
 
     @property
     def _hash_above_bytes(self) -> int:

@@ -292,26 +292,26 @@ class Layout:
     A field may be left out of one version's wire (`omit`); it is decoded as zero.
     """
 
-    __slots__ = ("_codes", "_names", "_plain", "_struct", "fixed_bytes", "has_tail", "message_type", "omit")
+    __slots__ = ("codes", "_names", "_plain", "_struct", "fixed_bytes", "has_tail", "message_type", "omit")
 
     def __init__(self, message_type: type[Any], codes: str, *, omit: str | None = None) -> None:
         names = [field.name for field in fields(message_type)]
         self.message_type = message_type
         self.omit = omit
-        self._codes = codes.split()
-        self.has_tail = bool(self._codes) and self._codes[-1] == "*"
+        self.codes = codes.split()
+        self.has_tail = bool(self.codes) and self.codes[-1] == "*"
         self._names = [name for name in names if name != omit]
-        heads = self._codes[:-1] if self.has_tail else self._codes
+        heads = self.codes[:-1] if self.has_tail else self.codes
         self._struct = struct.Struct("<" + "".join(_expanded(code) for code in heads))
         self.fixed_bytes = self._struct.size
-        self._plain = omit is None and not any("T" in code or code == "*" for code in self._codes)
+        self._plain = omit is None and not any("T" in code or code == "*" for code in self.codes)
 
     def pack(self, message: Any) -> bytes:
         """The bytes of everything but the tail."""
         if self._plain:
             return self._struct.pack(*[getattr(message, name) for name in self._names])
         values: list[Any] = []
-        for code, name in zip(self._codes, self._names, strict=True):
+        for code, name in zip(self.codes, self._names, strict=True):
             value = getattr(message, name)
             if code == "T":
                 values += value.values()
@@ -329,7 +329,7 @@ class Layout:
             return self.message_type(*values)
         decoded: dict[str, Any] = {} if self.omit is None else {self.omit: 0}
         at = 0
-        for code, name in zip(self._codes, self._names, strict=True):
+        for code, name in zip(self.codes, self._names, strict=True):
             if code == "*":
                 decoded[name] = body[self.fixed_bytes :]
                 continue

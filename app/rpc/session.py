@@ -37,12 +37,12 @@ PIECE_BYTES = 1 << 20
 class Session:
     """Serves one connected socket until the client leaves, breaks the rules, or stays silent within a request."""
 
-    def __init__(self, worker: Worker, sock: socket.socket, client: str) -> None:
+    def __init__(self, worker: Worker, sock: socket.socket, client: str, parser: RequestParser) -> None:
         settings = worker.settings
         self.client = client
         self._worker = worker
         self._specs = m.SPECS[settings.version]
-        parser = RequestParser(settings.version, settings.max_message_bytes)
+        self._parser = parser
         self._socket = ClientSocket(sock, parser, hello_s=settings.hello_s, idle_s=settings.idle_s)
         self._holdings = Holdings(worker.stations, worker.new_address)
         self._graphs = Graphs(self._holdings, client)
@@ -75,6 +75,8 @@ class Session:
         self._socket.stop()
 
     def _serve(self) -> None:
+        if self._parser.greeted:  # before this session began
+            self._hello(m.Hello())
         while True:
             request = self._socket.next_request()
             if request.command >= FIRST_EXTENSION:
@@ -89,8 +91,9 @@ class Session:
     # -- facts ----------------------------------------------------------------------------------------------------
 
     def _hello(self, request: m.Hello) -> None:
-        major, minor = self._worker.settings.version
-        self._answer(request.command, m.HelloAnswer(major, minor, 0, TANDEM_PAD))
+        settings = self._worker.settings
+        pad = TANDEM_PAD if settings.extensions else 0
+        self._answer(request.command, m.HelloAnswer(*settings.version, 0, pad))
 
     def _device_count(self, request: m.DeviceCount) -> None:
         self._answer(request.command, m.Value(len(self._worker.stations)))

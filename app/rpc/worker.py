@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 from app.engine.device import Device
 from app.errors import ConfigError
-from app.rpc.endpoint import DEFAULT_PORT, tune
-from app.rpc.protocol import MAX_MESSAGE_BYTES
+from app.rpc.endpoint import DEFAULT_PORT
+from app.rpc.lobby import Lobby
+from app.rpc.protocol import MAX_MESSAGE_BYTES, RequestParser
 from app.rpc.session import Session
 from app.rpc.station import Station
 
@@ -26,15 +27,17 @@ _PAGE_BYTES = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSettings:
-    """How a worker serves. `mem_bytes` limits what all clients together may take of each device; None: all of it.
+    """How a worker serves.
 
-    `version` is the protocol version to announce. `hello_s` and `idle_s` bound a client's silence before its HELLO and
-    in the middle of a request.
+    `version` is the protocol version to announce; without `extensions` this worker passes for a stock one. `mem_bytes`
+    limits what all clients together may take of each device; None: all of it. `hello_s` and `idle_s` bound a client's
+    silence before its HELLO and in the middle of a request.
     """
 
     host: str = "127.0.0.1"
     port: int = DEFAULT_PORT
     version: tuple[int, int] = (7, 0)
+    extensions: bool = True
     mem_bytes: int | None = None
     max_clients: int = 64
     max_message_bytes: int = MAX_MESSAGE_BYTES
@@ -52,14 +55,15 @@ class Worker:
         self._sessions: dict[Session, threading.Thread] = {}
         self._addresses = itertools.count(1)
         self._next_base = _FIRST_ADDRESS
-        self._listener: socket.socket | None = None
-        self._acceptor: threading.Thread | None = None
+        self._port = 0
+        self._lobby: Lobby | None = None
+        self._closing = False
         self._closed = threading.Event()
 
     @property
     def port(self) -> int:
         """The port that is listened on, once started."""
-        return int(self._listener.getsockname()[1]) if self._listener is not None else self.settings.port
+        return self._port or self.settings.port
 
     @property
     def n_clients(self) -> int:
@@ -70,24 +74,27 @@ class Worker:
         host, port = self.settings.host, self.settings.port
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
-            self._listener = socket.create_server((host, port), family=family, backlog=128)
+            listener = socket.create_server((host, port), family=family, backlog=128)
         except OSError as error:
             hint = "; another program has it, choose another --port" if error.errno == errno.EADDRINUSE else ""
             raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}{hint}") from error
-        self._acceptor = threading.Thread(target=self._accept, name="rpc-accept", daemon=True)
-        self._acceptor.start()
-        log.info("worker listens on %s:%d with %d device(s)", host, self.port, len(self.stations))
+        self._port = listener.getsockname()[1]
+        self._lobby = Lobby(listener, self._new_parser, self.serve, self.settings.hello_s)
+        log.info("worker listens on %s:%d with %d device(s)", host, self._port, len(self.stations))
 
-    def serve(self, sock: socket.socket, peer: str) -> None:
-        """Serve a connected socket in a thread of its own; the socket is the worker's from now on."""
-        session = Session(self, sock, peer)
-        thread = threading.Thread(target=self._session, args=(session,), name=f"rpc-serve-{peer}", daemon=True)
+    def serve(self, sock: socket.socket, client: str, parser: RequestParser | None = None) -> None:
+        """Serve a connected socket in a thread of its own; the socket is the worker's from now on.
+
+        `parser` has read the client's HELLO already; without it the session waits for that.
+        """
+        session = Session(self, sock, client, parser or self._new_parser())
+        thread = threading.Thread(target=self._session, args=(session,), name=f"rpc-serve-{client}", daemon=True)
         with self._lock:
-            full = self._closed.is_set() or len(self._sessions) >= self.settings.max_clients
+            full = self._closing or len(self._sessions) >= self.settings.max_clients
             if not full:
                 self._sessions[session] = thread
         if full:
-            log.warning("refused client %s: %d clients are connected", peer, self.settings.max_clients)
+            log.warning("closed client %s: %d others are connected", client, self.settings.max_clients)
             sock.close()
             return
         thread.start()
@@ -105,35 +112,20 @@ class Worker:
 
     def close(self) -> None:
         """Hang up on everybody and free what they had. Blocks; may be called twice."""
-        self._closed.set()
-        if self._listener is not None:
-            try:
-                self._listener.shutdown(socket.SHUT_RDWR)
-            except OSError:  # not on every system for a listening socket; closing it does as well
-                pass
-            self._listener.close()
-        if self._acceptor is not None:
-            self._acceptor.join()
+        if self._lobby is not None:
+            self._lobby.close()
+            self._lobby = None
         with self._lock:
+            self._closing = True
             sessions = dict(self._sessions)
         for session in sessions:
             session.stop()
         for thread in sessions.values():
             thread.join()
+        self._closed.set()
 
-    def _accept(self) -> None:
-        assert self._listener is not None
-        while not self._closed.is_set():
-            try:
-                sock, address = self._listener.accept()
-            except OSError as error:
-                if self._closed.is_set():
-                    return
-                log.warning("cannot accept a client: %s", error)
-                self._closed.wait(0.1)  # out of descriptors, most likely: let some go
-                continue
-            tune(sock)
-            self.serve(sock, f"{address[0]}:{address[1]}")
+    def _new_parser(self) -> RequestParser:
+        return RequestParser(self.settings.version, self.settings.max_message_bytes)
 
     def _session(self, session: Session) -> None:
         try:
