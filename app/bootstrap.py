@@ -83,7 +83,13 @@ def worker(settings: WorkerSettings) -> int:
     major, minor = settings.protocol.split(".")
     served = Worker(
         devices,
-        rpc_worker.WorkerSettings(host=settings.host, port=settings.port, version=(int(major), int(minor))),
+        rpc_worker.WorkerSettings(
+            host=settings.host,
+            port=settings.port,
+            version=(int(major), int(minor)),
+            mem_bytes=None if settings.mem is None else settings.mem << 20,
+            max_message_bytes=settings.max_message << 20,
+        ),
     )
     try:
         served.start()

@@ -231,6 +231,13 @@ class WorkerSettings(CommonSettings):
     device: tuple[str, ...] = option(
         (), "-d", "--device", convert=words, metavar="NAME,...", help="Local devices to serve.", panel=DEVICES
     )
+    mem: int | None = option(
+        None, "--mem", convert=integer(1), metavar="MIB", panel=DEVICES,
+        help="Memory that all clients together may take of each device; default: all of it.",
+    )  # fmt: skip
+    max_message: int = option(
+        64, "--max-message", convert=integer(1), metavar="MIB", help="Longest message to accept.", panel=WORKER
+    )
     protocol: str = option(
         "7.0", "--protocol", convert=choice("7.0", "6.0"), metavar="VERSION", help="7.0 or 6.0.", panel=WORKER
     )
