@@ -41,6 +41,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "app.engine.ggml",
         "app.engine.gguf",
         "app.engine.lane",
+        "app.engine.opcheck",
         "app.engine.kernels.hash",
     ),
 }

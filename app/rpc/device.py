@@ -12,6 +12,7 @@ from typing import Any
 
 from app.engine.device import Device, DeviceCaps, DeviceMemory, Handle, Payload, WeightHint
 from app.engine.ggml import MAX_SRC, TRAITS, Op
+from app.engine.opcheck import check_program
 from app.engine.program import Buffer, PlacedTensor, Program
 from app.errors import DeviceError, DeviceLost, OutOfDeviceMemory, TandemError, UnsupportedOp
 from app.rpc.link import Link, RpcBuffer
@@ -246,6 +247,7 @@ class RpcDevice(Device):
 
     def prepare(self, program: Program) -> Handle:
         self._check()
+        check_program(program, self.name)  # a stock worker would end its process over what this refuses
         buffers = frozenset(
             self._mine(tensor.buffer, tensor.offset, tensor.n_bytes)
             for tensor in program.tensors

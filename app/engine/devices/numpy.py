@@ -27,10 +27,11 @@ MAX_BUFFER_BYTES = 1 << 62
 class NumpyBuffer(Buffer):
     """Aligned host memory. `memory` is None once the lane has freed it, `is_freed` as soon as that is asked for."""
 
-    __slots__ = ("handles", "is_freed", "memory")
+    __slots__ = ("device", "handles", "is_freed", "memory")
 
-    def __init__(self, device_name: str, size_bytes: int) -> None:
-        super().__init__(device_name, size_bytes)
+    def __init__(self, device: NumpyDevice, size_bytes: int) -> None:
+        super().__init__(device.name, size_bytes)
+        self.device = device
         raw = np.empty(size_bytes + ALIGNMENT_BYTES, np.uint8)
         start = -raw.ctypes.data % ALIGNMENT_BYTES
         self.memory: Memory | None = raw[start : start + size_bytes]
@@ -48,10 +49,13 @@ class NumpyBuffer(Buffer):
 class NumpyHandle(Handle):
     """Bound steps. `unusable` says why it may not run any more."""
 
-    __slots__ = ("context", "steps", "unusable")
+    __slots__ = ("context", "device", "steps", "unusable")
 
-    def __init__(self, program_name: str, steps: list[tuple[PlacedTensor, Step]], context: RunContext) -> None:
+    def __init__(
+        self, device: NumpyDevice, program_name: str, steps: list[tuple[PlacedTensor, Step]], context: RunContext
+    ) -> None:
         super().__init__(program_name)
+        self.device = device
         self.steps = steps
         self.context = context
         self.unusable: str | None = None
@@ -60,25 +64,25 @@ class NumpyHandle(Handle):
         self.steps = []
         self.unusable = self.unusable or reason
 
-    def run(self, device_name: str) -> None:
+    def run(self) -> None:
         if self.unusable is not None:
-            raise DeviceError(f"device {device_name} cannot run {self.program_name}: {self.unusable}")
+            raise DeviceError(f"device {self.device.name} cannot run {self.program_name}: {self.unusable}")
         self.context.begin_run()
         try:
             with np.errstate(all="ignore"):  # infinities and NaN are values here, not accidents
                 for tensor, step in self.steps:
-                    self._run_step(device_name, tensor, step)
+                    self._run_step(tensor, step)
         finally:
             self.context.end_run()
 
-    def _run_step(self, device_name: str, tensor: PlacedTensor, step: Step) -> None:
+    def _run_step(self, tensor: PlacedTensor, step: Step) -> None:
         try:
             step()
         except TandemError:
             raise
         except Exception as error:
             what = f"{tensor.op.name} {tensor.name} of program {self.program_name}"
-            raise InternalError(f"device {device_name} failed in {what}: {error}") from error
+            raise InternalError(f"device {self.device.name} failed in {what}: {error}") from error
 
 
 class NumpyDevice(Device):
@@ -122,7 +126,7 @@ class NumpyDevice(Device):
             if not self._reserve(size_bytes):
                 raise OutOfDeviceMemory(self.name, size_bytes, self.memory().free_bytes)
         try:
-            buffer = NumpyBuffer(self.name, size_bytes)
+            buffer = NumpyBuffer(self, size_bytes)
         except MemoryError as error:
             self._give_back(size_bytes)
             raise OutOfDeviceMemory(self.name, size_bytes, self.memory().free_bytes) from error
@@ -155,7 +159,7 @@ class NumpyDevice(Device):
 
     def _own(self, buffer: Buffer) -> NumpyBuffer:
         """The buffer as ours. Raises DeviceError for buffers of other devices and for freed ones."""
-        if not isinstance(buffer, NumpyBuffer) or buffer.device_name != self.name:
+        if not isinstance(buffer, NumpyBuffer) or buffer.device is not self:
             raise DeviceError(f"device {self.name} was given {buffer!r}, which is not one of its buffers")
         if buffer.is_freed:
             raise DeviceError(f"device {self.name} was given {buffer!r}, which was freed")
@@ -249,22 +253,25 @@ class NumpyDevice(Device):
         steps, context = bind_program(
             program, lambda buffer: self._region(buffer, 0, buffer.size_bytes)(), self._workers
         )
-        handle = NumpyHandle(program.name, steps, context)
+        handle = NumpyHandle(self, program.name, steps, context)
         for buffer in mine.values():
             buffer.handles.add(handle)
         return handle
 
     def run(self, handle: Handle) -> None:
         self._require_open()
-        if not isinstance(handle, NumpyHandle):
-            raise DeviceError(f"device {self.name} was given a handle that it did not prepare")
-        self._lane.submit(lambda: handle.run(self.name))
+        mine = self._own_handle(handle)
+        self._lane.submit(mine.run)
 
     def release(self, handle: Handle) -> None:
         self._require_open()
-        if not isinstance(handle, NumpyHandle):
-            raise DeviceError(f"device {self.name} was given a handle that it did not prepare")
-        self._lane.submit(lambda: handle.retire("it was released"))
+        mine = self._own_handle(handle)
+        self._lane.submit(lambda: mine.retire("it was released"))
+
+    def _own_handle(self, handle: Handle) -> NumpyHandle:
+        if not isinstance(handle, NumpyHandle) or handle.device is not self:
+            raise DeviceError(f"device {self.name} was given {handle.program_name}, which it did not prepare")
+        return handle
 
     # Order and end.
 
