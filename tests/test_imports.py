@@ -23,6 +23,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "app.models_store": ("app.errors", "app.hub", "app.settings"),
     "app.bootstrap": ("app",),
     "app.fleet": ("app.engine", "app.rpc", "app.errors", "app.logs"),
+    "app.recovery": ("app.engine", "app.rpc", "app.fleet", "app.errors", "app.logs"),
     "app.report": ("app.engine",),
     "app.http_server": ("app.errors", "app.logs"),
     "app.cli": ("app",),
