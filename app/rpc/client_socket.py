@@ -10,7 +10,7 @@ from collections.abc import Callable
 from app.errors import RemoteProtocolError
 from app.rpc.messages import Request
 from app.rpc.protocol import RequestParser, encode_error_notice
-from app.rpc.sockets import receive_tick, set_ticks
+from app.rpc.sockets import TICK_S, receive_tick, set_ticks
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ class ClientSocket:
     """
 
     def __init__(self, sock: socket.socket, parser: RequestParser, *, hello_s: float, idle_s: float) -> None:
-        set_ticks(sock)
+        set_ticks(sock, min(TICK_S, hello_s / 4, idle_s / 4))
         self._sock = sock
         self._parser = parser
         self._hello_s = hello_s

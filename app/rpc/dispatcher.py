@@ -26,7 +26,7 @@ from app.rpc.handshake import Peer
 from app.rpc.messages import Request, answer_range, decode_answer
 from app.rpc.outbox import Answer, Batch, Entry, LaneState, Outbox, now, settle
 from app.rpc.protocol import AnswerParser, encode
-from app.rpc.sockets import receive_tick, set_ticks
+from app.rpc.sockets import TICK_S, receive_tick, set_ticks
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class Dispatcher:
         self._writer_wakes = threading.Condition(self._lock)
         self._writer: threading.Thread | None = None
         self._last_answer_at = now()
-        set_ticks(sock)
+        set_ticks(sock, min(TICK_S, timeouts.answer_s / 4, timeouts.idle_s / 4))
         self._parser = AnswerParser()
         self._parser.understands_notices = peer.is_tandem
         self._reader = threading.Thread(target=self._read, name=f"rpc-read-{endpoint}", daemon=True)
@@ -322,7 +322,7 @@ class Dispatcher:
         done(n)
 
     def _check_deadlines(self, waited_since: float) -> None:
-        """Called about once a second while nothing arrives."""
+        """Called tick by tick while nothing arrives."""
         if self._lost is not None:
             raise EOFError(self._lost.cause)
         at = now()

@@ -14,7 +14,7 @@ from app.engine.devices.numpy import NumpyDevice
 from app.engine.ggml import Op
 from app.rpc.worker import Worker, WorkerSettings
 from tests.rpc.raw import COMPUTE, I32, I64, RawClient, Sum, frame, graph, tensor
-from tests.rpc.workers import tcp_worker
+from tests.rpc.workers import tcp_worker, wait_until
 
 MIB = 1 << 20
 
@@ -93,15 +93,6 @@ def test_two_clients_do_not_see_each_other(worker: Worker) -> None:
         assert sum_a.result() == (2, 3, 4, 5)
         a.sock.close()
         wait_until(lambda: watcher.free_memory() == free)
-
-
-def wait_until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
-    pause = threading.Event()
-    for _ in range(int(timeout_s / 0.01)):
-        if condition():
-            return
-        pause.wait(0.01)
-    raise AssertionError("it never came true")
 
 
 # -- A07: recompute -----------------------------------------------------------------------------------------------

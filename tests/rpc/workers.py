@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -69,3 +70,13 @@ def remote(device: Device, settings: WorkerSettings | None = None, *, memory: bo
     finally:
         worker.close()
         device.close()
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    """For what happens in other threads and has no event to wait for."""
+    pause = threading.Event()
+    for _ in range(int(timeout_s / 0.01)):
+        if condition():
+            return
+        pause.wait(0.01)
+    raise AssertionError("it never came true")
