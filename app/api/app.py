@@ -9,7 +9,7 @@ from anyio import CapacityLimiter
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
-from app.api import cancel, chat, completions, embeddings, errors, health, infill, models, state, text
+from app.api import cancel, chat, completions, docs, embeddings, errors, health, infill, models, state, text
 from app.api.auth import Authentication, Keys
 from app.api.body import AnyContentType
 from app.api.context import Api
@@ -27,6 +27,7 @@ def create_app(service: InferenceService, options: ApiOptions, *, lifespan: Life
     errors.install(app)
     for module in (chat, completions, infill, embeddings, text, cancel, models, state, health):
         app.include_router(module.router)
+    docs.install(app, has_keys=bool(options.api_keys))
     add_layers(app, options)
     return app
 

@@ -11,18 +11,20 @@ from app.api.body import JsonRoute
 from app.api.chat_format import ChatChunks, chat_answer
 from app.api.choice import Choice
 from app.api.context import ApiDep
+from app.api.docs import GENERATING, answers
 from app.api.generation import Running, choice_ids, new_id
 from app.api.params import chat_params, check_fits
 from app.api.prompt import chat_text, prompt_tokens
 from app.api.pump import streamed
+from app.api.schemas.answers import ChatCompletion, ChatCompletionChunk
 from app.api.schemas.chat import ChatRequest
 from app.api.shape import Shape
 
 router = APIRouter(route_class=JsonRoute, tags=["chat"])
 
 
-@router.post("/v1/chat/completions")
-@router.post("/chat/completions", include_in_schema=False)
+@router.post("/v1/chat/completions", **answers(ChatCompletion, GENERATING, event=ChatCompletionChunk))
+@router.post("/chat/completions", include_in_schema=False, response_model=None)
 async def chat_completions(request: Request, body: ChatRequest, api: ApiDep) -> Response:
     """Continue a conversation by one assistant message, whole or as a stream of server-sent events."""
     model = api.check_model(body.model)

@@ -12,11 +12,13 @@ from app.api.body import JsonRoute
 from app.api.choice import Choice
 from app.api.completion_format import CompletionChunks, Echo, completion_answer
 from app.api.context import ApiDep
+from app.api.docs import GENERATING, answers
 from app.api.fim import fim_tokens
 from app.api.generation import Running, choice_ids, new_id
 from app.api.params import Wanted, check_fits, completion_params
 from app.api.prompt import checked_ids, prompt_tokens
 from app.api.pump import streamed
+from app.api.schemas.answers import TextCompletion, TextCompletionChunk
 from app.api.schemas.completions import CompletionRequest
 from app.api.shape import Shape
 from app.engine.request import GenerateRequest
@@ -26,7 +28,7 @@ from app.errors import InvalidParameter
 router = APIRouter(route_class=JsonRoute, tags=["completions"])
 
 
-@router.post("/v1/completions")
+@router.post("/v1/completions", **answers(TextCompletion, GENERATING, event=TextCompletionChunk))
 @router.post("/completions", include_in_schema=False)
 async def completions(request: Request, body: CompletionRequest, api: ApiDep) -> Response:
     """Continue each prompt; choice `prompt * n + i` is the i-th of its prompt."""

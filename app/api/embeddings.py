@@ -15,8 +15,10 @@ from starlette.responses import JSONResponse, Response
 from app.api.body import JsonRoute
 from app.api.context import Api, ApiDep
 from app.api.disconnect import until_disconnect
+from app.api.docs import GENERATING, answers
 from app.api.params import check_fits
 from app.api.prompt import checked_ids
+from app.api.schemas.answers import Embeddings
 from app.api.schemas.text import EmbeddingRequest
 from app.engine.service import Embedding
 from app.errors import InvalidParameter
@@ -32,7 +34,7 @@ AT_ONCE = 8
 EUCLIDEAN, UNCHANGED = 2, -1
 
 
-@router.post("/v1/embeddings")
+@router.post("/v1/embeddings", **answers(Embeddings, GENERATING))
 @router.post("/embeddings", include_in_schema=False)
 async def embeddings(request: Request, body: EmbeddingRequest, api: ApiDep) -> Response:
     """One vector per input, of length 1."""

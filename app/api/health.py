@@ -8,13 +8,15 @@ from fastapi import APIRouter
 from starlette.responses import JSONResponse, Response
 
 from app.api.context import ApiDep
+from app.api.docs import LOOKING, answers
 from app.api.errors import DEVICE_RETRY_S
+from app.api.schemas.answers import Health, Liveness, Readiness
 from app.engine.service import Phase, ServiceStatus
 
 router = APIRouter(tags=["health"])
 
 
-@router.get("/health")
+@router.get("/health", **answers(Health, LOOKING))
 @router.get("/v1/health", include_in_schema=False)
 async def health(api: ApiDep) -> Response:
     """200 once the model is loaded, also while a worker is away; 503 with the progress before that."""
@@ -22,13 +24,13 @@ async def health(api: ApiDep) -> Response:
     return JSONResponse({"status": "ok"})
 
 
-@router.get("/healthz")
+@router.get("/healthz", **answers(Liveness, LOOKING[:2]))
 async def healthz(api: ApiDep) -> dict[str, str]:
     """200 as long as the process answers."""
     return {"status": "alive", "phase": api.service.status().phase}
 
 
-@router.get("/readyz")
+@router.get("/readyz", **answers(Readiness, LOOKING[:2], also={503: Readiness}))
 async def readyz(api: ApiDep) -> Response:
     """200 if a request would be taken now; else 503 with what is missing."""
     status = api.service.status()

@@ -8,18 +8,20 @@ from starlette.responses import JSONResponse, Response
 from app.api.body import JsonRoute
 from app.api.choice import Choice
 from app.api.context import ApiDep
+from app.api.docs import GENERATING, answers
 from app.api.fim import fim_tokens
 from app.api.generation import Running, choice_ids, new_id
 from app.api.native_format import NativeChunks, native_answer
 from app.api.params import check_fits, infill_params
 from app.api.pump import streamed
+from app.api.schemas.answers import Infill, InfillChunk
 from app.api.schemas.completions import InfillRequest
 from app.api.shape import Shape
 
 router = APIRouter(route_class=JsonRoute, tags=["completions"])
 
 
-@router.post("/infill")
+@router.post("/infill", **answers(Infill | list[Infill], GENERATING, event=InfillChunk))
 @router.post("/v1/infill", include_in_schema=False)
 async def infill(request: Request, body: InfillRequest, api: ApiDep) -> Response:
     """Fill the hole between a prefix and a suffix. The answer has llama-server's own shape, without an end mark."""

@@ -7,12 +7,14 @@ from typing import Any
 from fastapi import APIRouter
 
 from app.api.context import Api, ApiDep
+from app.api.docs import LOOKING, answers
+from app.api.schemas.answers import Model, ModelList
 from app.errors import NotFound
 
 router = APIRouter(tags=["models"])
 
 
-@router.get("/v1/models")
+@router.get("/v1/models", **answers(ModelList, LOOKING))
 @router.get("/models", include_in_schema=False)
 async def list_models(api: ApiDep) -> dict[str, Any]:
     """The models that can be asked: one."""
@@ -20,7 +22,7 @@ async def list_models(api: ApiDep) -> dict[str, Any]:
     return {"object": "list", "data": [model_card(api)], "models": [local_card(api)]}
 
 
-@router.get("/v1/models/{model:path}")
+@router.get("/v1/models/{model:path}", **answers(Model, (*LOOKING, 404)))
 @router.get("/models/{model:path}", include_in_schema=False)
 async def get_model(model: str, api: ApiDep) -> dict[str, Any]:
     """One model by its id, which may contain slashes."""

@@ -9,7 +9,9 @@ from fastapi import APIRouter, Query
 from starlette.responses import PlainTextResponse, Response
 
 from app.api.context import Api, ApiDep
+from app.api.docs import LOOKING, answers
 from app.api.errors import Disabled
+from app.api.schemas.answers import Props, Slot
 from app.engine.request import SamplingParams
 from app.engine.service import SlotInfo
 from app.errors import CapacityError
@@ -19,7 +21,7 @@ router = APIRouter(tags=["state"])
 Flag = Annotated[bool, Query()]
 
 
-@router.get("/props")
+@router.get("/props", **answers(Props, (*LOOKING, 501)))
 @router.get("/v1/props", include_in_schema=False)
 async def props(api: ApiDep) -> dict[str, Any]:
     """Facts about the server under llama-server's names; editors and web pages read them."""
@@ -48,7 +50,7 @@ async def props(api: ApiDep) -> dict[str, Any]:
     }
 
 
-@router.get("/slots")
+@router.get("/slots", **answers(list[Slot], (*LOOKING, 400, 501)))
 @router.get("/v1/slots", include_in_schema=False)
 async def slots(api: ApiDep, fail_on_no_slot: Flag = False) -> list[dict[str, Any]]:
     """What each slot works on; with `fail_on_no_slot`, 503 when all are busy."""
@@ -60,7 +62,7 @@ async def slots(api: ApiDep, fail_on_no_slot: Flag = False) -> list[dict[str, An
     return [slot_object(slot, api.service.info.n_ctx) for slot in all_slots]
 
 
-@router.get("/metrics", response_class=PlainTextResponse)
+@router.get("/metrics", response_class=PlainTextResponse, **answers(None, (*LOOKING, 501)))
 async def metrics(api: ApiDep) -> Response:
     """Counters and gauges as Prometheus reads them."""
     check_enabled(api.options.enable_metrics, "metrics")

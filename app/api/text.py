@@ -10,7 +10,9 @@ from starlette.responses import JSONResponse, Response
 
 from app.api.body import JsonRoute
 from app.api.context import ApiDep
+from app.api.docs import READING, answers
 from app.api.prompt import chat_text, checked_ids
+from app.api.schemas.answers import Content, RenderedPrompt, Tokens
 from app.api.schemas.chat import ChatRequest
 from app.api.schemas.text import DetokenizeRequest, TokenizeRequest
 
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 router = APIRouter(route_class=JsonRoute, tags=["text"])
 
 
-@router.post("/tokenize")
+@router.post("/tokenize", **answers(Tokens, READING))
 @router.post("/v1/tokenize", include_in_schema=False)
 async def tokenize(body: TokenizeRequest, api: ApiDep) -> Response:
     """The tokens of a text; special tokens are recognised unless `parse_special` is false."""
@@ -31,7 +33,7 @@ async def tokenize(body: TokenizeRequest, api: ApiDep) -> Response:
     return JSONResponse({"tokens": answer})
 
 
-@router.post("/detokenize")
+@router.post("/detokenize", **answers(Content, READING))
 @router.post("/v1/detokenize", include_in_schema=False)
 async def detokenize(body: DetokenizeRequest, api: ApiDep) -> Response:
     """The text of tokens, special ones included."""
@@ -41,7 +43,7 @@ async def detokenize(body: DetokenizeRequest, api: ApiDep) -> Response:
     return JSONResponse({"content": await api.in_thread(lambda: tokenizer.decode(tokens, show_special=True))})
 
 
-@router.post("/apply-template")
+@router.post("/apply-template", **answers(RenderedPrompt, READING))
 @router.post("/v1/apply-template", include_in_schema=False)
 async def apply_template(body: ChatRequest, api: ApiDep) -> Response:
     """The prompt that a chat request would be answered from."""
