@@ -84,7 +84,7 @@ class Stage:
         self._places: dict[str, Place] = {}
         self._layouts: dict[tuple[int, int, int, bool], ScratchLayout] = {}
         self._prepared: OrderedDict[tuple[BatchShape, bool], _Prepared] = OrderedDict()
-        self._buffers: list[Buffer] = []
+        self.buffers: list[Buffer] = []
         self._area = InputArea(model.inputs(self._largest(), shape), self._alignment)
 
     @property
@@ -126,7 +126,7 @@ class Stage:
 
     def _alloc(self, size_bytes: int) -> Buffer:
         buffer = self.device.alloc(size_bytes)
-        self._buffers.append(buffer)
+        self.buffers.append(buffer)
         return buffer
 
     def _device_bytes(self, tensor: Tensor) -> int:
@@ -135,9 +135,9 @@ class Stage:
 
     def free(self) -> None:
         """Give everything back to the device, in lane order."""
-        for buffer in self._buffers:
+        for buffer in self.buffers:
             self.device.free(buffer)
-        self._buffers.clear()
+        self.buffers.clear()
         self._prepared.clear()
 
     # -- weights and caches ----------------------------------------------------------------------------------------
@@ -188,7 +188,7 @@ class Stage:
         for prepared in self._prepared.values():
             self.device.release(prepared.handle)
         self._prepared.clear()
-        self._buffers.remove(self._scratch)
+        self.buffers.remove(self._scratch)
         self.device.free(self._scratch)
         self._scratch = self._alloc(size_bytes)
 
