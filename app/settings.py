@@ -166,23 +166,43 @@ class ServeSettings(CommonSettings):
         True, "--cache-prompt", off_flag="--no-cache-prompt", help="Reuse shared prefixes.", panel=CONTEXT
     )
 
-    seed: int = option(-1, "-s", "--seed", convert=integer(-1), metavar="N", help="-1: random.", panel=SAMPLING)
-    temp: float = option(0.8, "--temp", convert=real(0), metavar="X", help="Temperature.", panel=SAMPLING)
-    top_k: int = option(40, "--top-k", convert=integer(0), metavar="N", help="0: all.", panel=SAMPLING)
-    top_p: float = option(0.95, "--top-p", convert=real(0, 1), metavar="X", help="1: all.", panel=SAMPLING)
-    min_p: float = option(0.05, "--min-p", convert=real(0, 1), metavar="X", help="0: all.", panel=SAMPLING)
-    typical: float = option(1.0, "--typical", convert=real(0, 1), metavar="X", help="1: all.", panel=SAMPLING)
+    seed: int = option(
+        -1, "-s", "--seed", convert=integer(-1), metavar="N", help="Seed; -1: a fresh one each time.", panel=SAMPLING
+    )
+    temp: float = option(0.8, "--temp", convert=real(0), metavar="X", help="Temperature; 0: greedy.", panel=SAMPLING)
+    top_k: int = option(
+        40, "--top-k", convert=integer(0), metavar="N", help="Keep the N likeliest; 0: all.", panel=SAMPLING
+    )
+    top_p: float = option(
+        0.95, "--top-p", convert=real(0, 1), metavar="X", help="Keep this much probability; 1: all.", panel=SAMPLING
+    )
+    min_p: float = option(
+        0.05, "--min-p", convert=real(0, 1), metavar="X", help="Least share of the likeliest; 0: all.", panel=SAMPLING
+    )
+    typical: float = option(
+        1.0, "--typical", convert=real(0, 1), metavar="X", help="Locally typical sampling; 1: off.", panel=SAMPLING
+    )
     repeat_penalty: float = option(
-        1.0, "--repeat-penalty", convert=real(0.001), metavar="X", help="1: none.", panel=SAMPLING
+        1.0,
+        "--repeat-penalty",
+        convert=real(0.001),
+        metavar="X",
+        help="Divide repeated logits; 1: off.",
+        panel=SAMPLING,
     )
     repeat_last_n: int = option(
-        64, "--repeat-last-n", convert=integer(-1), metavar="N", help="Tokens penalties look at.", panel=SAMPLING
+        64,
+        "--repeat-last-n",
+        convert=integer(-1),
+        metavar="N",
+        help="Tokens the penalties look at; -1: all.",
+        panel=SAMPLING,
     )
     presence_penalty: float = option(
-        0.0, "--presence-penalty", convert=real(-2, 2), metavar="X", help="0: none.", panel=SAMPLING
+        0.0, "--presence-penalty", convert=real(-2, 2), metavar="X", help="Per repeated token; 0: off.", panel=SAMPLING
     )
     frequency_penalty: float = option(
-        0.0, "--frequency-penalty", convert=real(-2, 2), metavar="X", help="0: none.", panel=SAMPLING
+        0.0, "--frequency-penalty", convert=real(-2, 2), metavar="X", help="Per repetition; 0: off.", panel=SAMPLING
     )
 
     plan: bool = switch(False, "--plan", help="Print placement and memory, load nothing.", panel=OUTPUT)
