@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.engine.builder import GraphBuilder
-from app.engine.device import Device
+from app.engine.device import Device, Handle
 from app.engine.ggml import GGMLType, row_bytes
 from app.engine.gguf.quants import dequantize
 from app.engine.gguf.reader import GGUFFile
@@ -43,6 +43,17 @@ class _Stage:
     places: dict[int, Place]
 
 
+@dataclass
+class _Prepared:
+    """A stage's program for one shape, with inputs and output in buffers of its own."""
+
+    handle: Handle
+    inputs: dict[InputKind, Place]
+    output: Place
+    n_bytes: int
+    dims: tuple[int, int]
+
+
 class Runner:
     """One model, its layers cut at `cuts`, caches of `kv_type`. Sequence s has its tokens in cells of its own."""
 
@@ -67,6 +78,7 @@ class Runner:
         self.positions: list[int] = [0] * N_SLOTS
         self.cells: list[list[int]] = [[] for _ in range(N_SLOTS)]
         self._n_used = 0
+        self._prepared: dict[tuple[StageShape, BatchShape], _Prepared] = {}
 
     def forget(self) -> None:
         """Start over with empty caches."""
@@ -87,9 +99,9 @@ class Runner:
         outputs: Sequence[int] | None = None,
         *,
         hidden: bool = False,
-        until: int | None = None,
+        residuals: list[Floats] | None = None,
     ) -> Floats:
-        """Append tokens to several sequences at once. With `until` the residual after that many layers instead."""
+        """Append tokens to several sequences at once; the last rows of what leaves each layer go to `residuals`."""
         tokens = [t for ts in sequences.values() for t in ts]
         rows = list(range(len(tokens)) if outputs is None else outputs)
         inputs = self._inputs(sequences, rows)
@@ -97,14 +109,18 @@ class Runner:
         shape = BatchShape(len(tokens), n_kv, len(rows), len(sequences))
         x = self._embed(tokens)
         for stage in self._stages:
-            first, end = stage.shape.first_layer, stage.shape.last_layer
-            is_last = stage.shape.is_last
-            if until is not None and until <= end:
-                end, is_last = until, False
-            x = self._run(stage, StageShape(first, end, is_last, hidden), shape, {**inputs, InputKind.X: x})
-            if until is not None and until <= end:
-                break
+            for cut in self._pieces(stage.shape, hidden, by_layer=residuals is not None):
+                x = self._run(stage, cut, shape, {**inputs, InputKind.X: x})
+                if residuals is not None and cut.has_layers:
+                    residuals.append(x[-1])
         return x
+
+    def _pieces(self, shape: StageShape, hidden: bool, *, by_layer: bool) -> list[StageShape]:
+        first, end = shape.first_layer, shape.last_layer
+        if not by_layer:
+            return [StageShape(first, end, shape.is_last, hidden)]
+        head = [StageShape(end, end, True, hidden)] if shape.is_last else []
+        return [StageShape(i, i + 1, False) for i in range(first, end)] + head
 
     # Memory.
 
@@ -172,27 +188,28 @@ class Runner:
     # Running.
 
     def _run(self, stage: _Stage, shape: StageShape, batch: BatchShape, values: dict[InputKind, NDArray]) -> Floats:
-        specs = self.model.inputs(batch, shape)
-        inputs = {spec.kind: spec.leaf() for spec in specs}
+        key = (shape, batch)
+        if key not in self._prepared:
+            self._prepared[key] = self._prepare(stage, shape, batch)
+        ready = self._prepared[key]
+        for kind, place in ready.inputs.items():
+            data = np.ascontiguousarray(values[kind]).view(np.uint8).reshape(-1)
+            assert data.nbytes == place.buffer.size_bytes, kind
+            self.device.write(place.buffer, 0, memoryview(data))
+        self.device.run(ready.handle)
+        raw = bytes(self.device.read(ready.output.buffer, ready.output.offset, ready.n_bytes).result())
+        return np.frombuffer(raw, np.float32).reshape(ready.dims)
+
+    def _prepare(self, stage: _Stage, shape: StageShape, batch: BatchShape) -> _Prepared:
+        inputs = {spec.kind: spec.leaf() for spec in self.model.inputs(batch, shape)}
         builder = GraphBuilder()
         output = self.model.build(builder, batch, shape, StageTensors(stage.weights, stage.caches, inputs))
-        places = dict(stage.places)
-        buffers = []
-        for kind, tensor in inputs.items():
-            data = np.ascontiguousarray(values[kind]).view(np.uint8)
-            assert data.nbytes == tensor.n_bytes, (kind, tensor)
-            buffers.append(self.device.alloc(tensor.n_bytes))
-            self.device.write(buffers[-1], 0, memoryview(data.reshape(-1))).result()
-            places[id(tensor)] = Place(buffers[-1], 0)
+        places = {kind: Place(self.device.alloc(tensor.n_bytes), 0) for kind, tensor in inputs.items()}
         layout = lay_out_scratch(builder.graph, output, self.device.caps.alignment_bytes)
         scratch = self.device.alloc(layout.total_bytes)
-        leaves = [(t, places[id(t)]) for t in (*stage.weights.values(), *stage.caches.values(), *inputs.values())]
+        leaves = [(tensor, places[kind]) for kind, tensor in inputs.items()]
+        leaves += [(t, stage.places[id(t)]) for t in (*stage.weights.values(), *stage.caches.values())]
         program = make_program("test", builder.graph, output, leaves, scratch, layout)
+        offset = layout.offsets[builder.graph.nodes.index(output.owner)] + output.view_offs
         handle = self.device.prepare(program)
-        self.device.run(handle)
-        place = program.tensors[[t.name for t in program.tensors].index(output.name)]
-        raw = bytes(self.device.read(scratch, place.offset, output.n_bytes).result())
-        self.device.release(handle)
-        for buffer in (*buffers, scratch):
-            self.device.free(buffer)
-        return np.frombuffer(raw, np.float32).reshape(output.ne[1], output.ne[0])
+        return _Prepared(handle, places, Place(scratch, offset), output.n_bytes, (output.ne[1], output.ne[0]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +14,17 @@ from app.engine.models import registry
 from tests.engine.models.runner import Runner
 from tests.support import goldens_dir
 
-LENGTHS = (1, 7, 33, 100, 300)
 #: Limits for rms and maximum of engine minus golden; GELU goes through a 16-bit table in the golden's engine.
 LIMITS = {"gemma3": (3e-3, 3e-2)}
 DEFAULT_LIMITS = (2e-4, 2e-3)
+#: Models that are the same as llama-Q4_1 in everything but the type of their weights.
+ONLY_ANOTHER_TYPE = {
+    f"llama-{name}"
+    for name in (
+        "Q8_0 Q4_0 Q5_0 Q5_1 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS IQ2_XXS IQ2_XS IQ2_S IQ3_XXS IQ3_S IQ1_S IQ1_M "
+        "TQ1_0 TQ2_0 MXFP4 small-F16 small-BF16"
+    ).split()
+}
 
 
 def golden_names() -> list[str]:
@@ -32,7 +39,13 @@ def is_served(path: Path) -> bool:
     return GGUFFile.open(path).text("general.architecture") in registry.ARCHITECTURES
 
 
-@pytest.fixture(scope="module", params=golden_names() or ["none"])
+every = pytest.mark.parametrize("case", golden_names() or ["none"], indirect=True, scope="module")
+distinct = pytest.mark.parametrize(
+    "case", [n for n in golden_names() if n not in ONLY_ANOTHER_TYPE] or ["none"], indirect=True, scope="module"
+)
+
+
+@pytest.fixture(scope="module")
 def case(request: pytest.FixtureRequest) -> Iterator[tuple[Runner, dict[str, np.ndarray], tuple[float, float]]]:
     path = goldens_dir() / "models" / f"{request.param}.gguf"
     if not is_served(path):
@@ -48,8 +61,19 @@ def check(difference: np.ndarray, limits: tuple[float, float], what: str) -> Non
     assert rms <= limits[0] and top <= limits[1], f"{what}: rms {rms:.2e}, max {top:.2e}"
 
 
-@pytest.mark.parametrize("n", LENGTHS)
+@every
+@pytest.mark.parametrize("n", [33, 300])
 def test_logits(case, n: int) -> None:
+    check_logits(case, n)
+
+
+@distinct
+@pytest.mark.parametrize("n", [1, 7, 100])
+def test_logits_at_other_lengths(case, n: int) -> None:
+    check_logits(case, n)
+
+
+def check_logits(case, n: int) -> None:
     runner, golden, limits = case
     runner.forget()
     got = runner.logits(golden[f"tokens_{n}"].tolist())
@@ -61,25 +85,66 @@ def test_logits(case, n: int) -> None:
     check(lse - golden[f"exact_lse_{n}"], limits, "log of the sum of exponentials")
 
 
+@every
 def test_residual_stream_after_every_layer(case) -> None:
     runner, golden, limits = case
-    tokens = golden["tokens_33"].tolist()
-    for layer, want in enumerate(golden["exact_hidden_33"]):
-        runner.forget()
-        got = runner.batch({0: tokens}, [32], until=layer + 1)[-1]
+    runner.forget()
+    residuals: list[np.ndarray] = []
+    runner.batch({0: golden["tokens_33"].tolist()}, [32], residuals=residuals)
+    for layer, (got, want) in enumerate(zip(residuals, golden["exact_hidden_33"], strict=True)):
         scale = max(1.0, float(np.sqrt(np.mean(want.astype(np.float64) ** 2))))
         check((got - want) / scale, limits, f"layer {layer}")
 
 
-@pytest.mark.parametrize("n", [7, 100])
-def test_greedy_continuation(case, n: int) -> None:
-    """Token by token; a first mismatch is an error only where the golden's lead was clear."""
-    runner, golden, limits = case
-    runner.forget()
-    tokens = golden[f"prompt_{n}"].tolist()
+def follow(golden: dict[str, np.ndarray], n: int, limits: tuple[float, float], token_at: Callable[[int], int]) -> None:
+    """Greedy tokens one by one; a first mismatch is an error only where the golden's lead was clear."""
     for step, want in enumerate(golden[f"exact_greedy_{n}"].tolist()):
-        token = int(runner.logits(tokens, [len(tokens) - 1])[0].argmax())
+        token = token_at(step)
         if token != want:
             assert golden[f"exact_lead_{n}"][step] <= 6 * limits[0], f"step {step}: {token} instead of {want}"
             return
-        tokens = [token]
+
+
+@every
+@pytest.mark.parametrize("n", [7, 100])
+def test_greedy_continuation_read_at_once(case, n: int) -> None:
+    runner, golden, limits = case
+    runner.forget()
+    tokens = [*golden[f"prompt_{n}"].tolist(), *golden[f"exact_greedy_{n}"].tolist()[:-1]]
+    best = runner.logits(tokens, range(n - 1, len(tokens))).argmax(axis=1)
+    follow(golden, n, limits, lambda step: int(best[step]))
+
+
+@distinct
+def test_greedy_continuation_token_by_token(case) -> None:
+    runner, golden, limits = case
+    runner.forget()
+    tokens = golden["prompt_100"].tolist()
+
+    def token_at(step: int) -> int:
+        tokens[:] = [int(runner.logits(tokens, [len(tokens) - 1])[0].argmax())]
+        return tokens[0]
+
+    follow(golden, 100, limits, token_at)
+
+
+@distinct
+@pytest.mark.parametrize("chunk", [1, 3, 32])
+def test_chunks_of_any_size_give_the_same_logits(case, chunk: int) -> None:
+    """What the cache and the recurrent state carry from one ubatch to the next."""
+    runner, golden, limits = case
+    tokens = golden["tokens_33"].tolist()
+    runner.forget()
+    parts = [runner.logits(tokens[i : i + chunk]) for i in range(0, 33, chunk)]
+    check(parts[-1][-1] - golden["exact_last_33"], limits, "last position")
+
+
+@distinct
+def test_two_sequences_in_one_ubatch_do_not_see_each_other(case) -> None:
+    runner, golden, limits = case
+    runner.forget()
+    first, second = golden["tokens_7"].tolist(), golden["tokens_33"].tolist()
+    runner.batch({1: second[:26]})
+    got = runner.batch({0: first, 1: second[26:]}, [6, 13])
+    check(got[0] - golden["exact_last_7"], limits, "first sequence")
+    check(got[1] - golden["exact_last_33"], limits, "second sequence")
