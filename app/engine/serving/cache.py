@@ -41,6 +41,7 @@ class KvCache:
 
     def join(self, sequence: Sequence, match: Match | None) -> None:
         """Start a sequence that has its slot at what the cache has: share, take over or copy; restore its state."""
+        sequence.forget_indices()
         if match is not None:
             self._share(sequence, match)
         sequence.n_scheduled = sequence.n_kv

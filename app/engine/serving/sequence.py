@@ -132,6 +132,10 @@ class Sequence:
             self._generation = generation
         return self._indices
 
+    def forget_indices(self) -> None:
+        """The list of blocks is another one; equal lengths must not hide it."""
+        self._indices = None
+
     def report(self) -> Report:
         return Report(
             request_id=self.id,
