@@ -17,7 +17,7 @@ from app.engine.devices.reference.rows import checked_ids
 from app.engine.ggml import Op
 
 #: Values of a tile: the unpacked weights of one task.
-TILE_VALUES = 192 * 1024
+TILE_VALUES = 128 * 1024
 
 
 class Tile(NamedTuple):
@@ -49,7 +49,7 @@ def _mul_mat(n: Node) -> Step:
 
     y: Floats = group(out)
     b_grouped = group(b)
-    if a.is_f32:
+    if a.is_f32 and (a.ne[2] * a.ne[3] > 1 or a.tensor.n_elements < TILE_VALUES):  # many small ones: all in one call
         matrices = np.swapaxes(a.array, -1, -2)[:, None, :, None]
         return lambda: np.matmul(to_f32(b.type, b_grouped), matrices, out=y)
     tiles, workers = tiles_of(a), n.context.workers

@@ -5,12 +5,24 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from threadpoolctl import ThreadpoolController
 
 T = TypeVar("T")
+
+
+@cache
+def one_blas_thread() -> None:
+    """Keep BLAS, for the whole process, on the thread that calls it.
+
+    Its own threads spin while they wait for each other: on a machine with anything else to do, that costs a factor of
+    ten, and a device of one thread would not be one.
+    """
+    ThreadpoolController().limit(limits=1, user_api="blas")
 
 
 class Workers:
@@ -22,6 +34,7 @@ class Workers:
     def __init__(self, n_threads: int, name: str) -> None:
         if n_threads < 1:
             raise ValueError(f"a device computes on one thread or more, got {n_threads}")
+        one_blas_thread()
         self.n_threads = n_threads
         self._pool = ThreadPoolExecutor(n_threads - 1, f"{name}-worker") if n_threads > 1 else None
         self._local = threading.local()
