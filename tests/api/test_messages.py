@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from tests.api.conftest import client_for
-from tests.api.support import CHAT, is_error
+from tests.api.support import ANY_PARAM, CHAT, is_error
 from tests.fakes.engine import FakeEngine
 
 NO_SYSTEM = (
@@ -33,7 +33,7 @@ SYSTEM_FIRST = (
     "{{ raise_exception('system message must be at the beginning') }}{% endif %}[{{ m.role }}]{{ m.content }}"
     "{% endfor %}"
 )
-DEVELOPER = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{# knows developer #}"
+DEVELOPER = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{# knows 'developer' #}"
 
 
 def user(text: str) -> dict[str, Any]:
@@ -60,28 +60,37 @@ async def prompt(template: str, messages: list[Any], **fields: Any) -> str:
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_a_template_without_system_turns(streamed: bool) -> None:
     text = await prompt(NO_SYSTEM, [system("Answer in French."), user("Hi")], stream=streamed)
-    assert text == "<user>Answer in French.\n\nHi</user><assistant>"
+    assert text == "<user>Answer in French.\nHi</user><assistant>"
 
 
-async def test_alternation() -> None:
-    assert await prompt(ALTERNATING, [user("a"), user("b")]) == "[user] a\n\nb"
-    assert await prompt(ALTERNATING, [system("s"), user("a")]) == "[user] s\n\na"
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_what_the_template_says_reaches_the_client(streamed: bool) -> None:
     reply = {"role": "assistant", "content": "b"}
-    engine = FakeEngine(template=ALTERNATING)
-    error = is_error(await post(engine, [reply, user("a")], stream=True), 400, "messages")
-    assert "turns must take turns" in error["message"]
+    for messages in ([user("a"), user("b")], [reply, user("a")]):
+        response = await post(FakeEngine(template=ALTERNATING), messages, stream=streamed)
+        assert "turns must take turns" in is_error(response, 400, "messages")["message"]
+    assert await prompt(ALTERNATING, [system("s"), user("a")], stream=streamed) == "[user] s\na"
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ undefined.x.y }}",
+        "{{ 'a' * 10**9 }}",
+        "{% for i in range(10**12) %}{% endfor %}",
+        "{{ ''.__class__.__mro__ }}",
+    ],
+)
+async def test_broken_templates(template: str) -> None:
+    is_error(await post(FakeEngine(template=template), [user("a")]), 400, ANY_PARAM)
 
 
 async def test_late_and_several_system_messages() -> None:
     messages = [system("one"), user("a"), system("two"), user("b")]
-    assert await prompt(SYSTEM_FIRST, messages) == "[system]one\n\ntwo[user]a[user]b"
-    assert await prompt(DEAF, messages) == "[system]one\n\ntwo[user]a[user]b"
+    for template in (SYSTEM_FIRST, DEAF, NO_SYSTEM):
+        text = await prompt(template, messages)
+        assert text.index("one") < text.index("two") < text.index("b") and "a" in text
     assert await prompt(DEVELOPER, messages) == "[system]one[user]a[system]two[user]b"
-
-
-async def test_no_instruction_is_dropped() -> None:
-    engine = FakeEngine(template="{% for m in messages %}{{ m.role }}{% endfor %}")
-    is_error(await post(engine, [system("one"), user("a")]), 400, "messages")
 
 
 @pytest.mark.parametrize("template", [NO_SYSTEM, SYSTEM_FIRST, DEAF, CALLS])
@@ -128,7 +137,7 @@ async def test_content_parts_everywhere() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "input_text", "text": "b"}]
     roles = ["system", "user", "assistant", "tool"]
     text = await prompt(CALLS, [{"role": role, "content": parts} for role in roles])
-    assert text == "[system]ab[user]ab[assistant]ab[tool]ab[assistant]"
+    assert text == "[system]a\nb[user]a\nb[assistant]a\nb[tool]a\nb[assistant]"
 
 
 CHATML_TURN = "<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\n"

@@ -6,12 +6,8 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from types import SimpleNamespace
 from typing import Any
-
-import jinja2
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from app.engine.request import (
     Delta,
@@ -26,7 +22,8 @@ from app.engine.request import (
     TokenLogprob,
 )
 from app.engine.service import Embedding, ModelInfo, Phase, ServiceStatus, SlotInfo
-from app.errors import ContextLengthExceeded, DeviceLost, InvalidParameter, NotReady, QueueFull
+from app.engine.text.templates import ChatTemplate
+from app.errors import ContextLengthExceeded, DeviceLost, NotReady, QueueFull
 
 BOS, EOS, IM_START, IM_END, FIM_PREFIX, FIM_SUFFIX, FIM_MIDDLE = range(256, 263)
 SPECIAL = {
@@ -75,40 +72,6 @@ class FakeTokenizer:
 
     def decode(self, tokens: Sequence[int], *, show_special: bool = False) -> str:
         return b"".join(self.piece(t, show_special=show_special) for t in tokens).decode("utf-8", "replace")
-
-
-class FakeTemplate:
-    """A chat template in a sandbox. What it raises is the caller's mistake."""
-
-    def __init__(self, source: str = CHATML) -> None:
-        self.source = source
-        env = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-        self._template = env.from_string(source)
-
-    def render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        now: datetime | None = None,
-        **variables: Any,
-    ) -> str:
-        def refuse(message: str) -> None:
-            raise jinja2.TemplateError(message)
-
-        try:
-            return self._template.render(
-                messages=messages,
-                tools=tools,
-                add_generation_prompt=add_generation_prompt,
-                bos_token="<s>",
-                eos_token="</s>",
-                raise_exception=refuse,
-                **variables,
-            )
-        except (jinja2.TemplateError, TypeError) as error:
-            raise InvalidParameter(f"the chat template refused the messages: {error}", param="messages") from error
 
 
 class Gate:
@@ -248,7 +211,7 @@ class FakeEngine:
         self.started = threading.Event()
         self._changed = threading.Condition()
         self.tokenizer: Any = FakeTokenizer()
-        self.template: Any = FakeTemplate(template)
+        self.template = ChatTemplate(template, "<s>", "</s>")
         self._status = ServiceStatus(phase=phase)
         self.info = ModelInfo(
             name="fake-model",
