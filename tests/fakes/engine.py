@@ -230,6 +230,17 @@ class FakeEngine:
             devices=("CPU",),
         )
 
+    def reset(self) -> None:
+        """Back to how it was made, for the next test of a shared server. Waits for what still runs."""
+        self.gate.open()
+        self.idle()
+        self.capacity, self.fail_with, self.fail_after, self.cached_tokens = 1000, None, 0, 0
+        self.requests.clear()
+        self.aborted_ids.clear()
+        self.abort_seen.clear()
+        self.started.clear()
+        self._status = ServiceStatus(phase=Phase.READY)
+
     def set_status(self, **changes: Any) -> None:
         self._status = replace(self._status, **changes)
 
