@@ -98,8 +98,15 @@ class ClientSocket:
 
     def stop(self) -> None:
         """Hang up, from any thread."""
+        self._shut(socket.SHUT_RDWR)
+
+    def stop_reading(self) -> None:
+        """End the wait for requests, from any thread; last words can still be said."""
+        self._shut(socket.SHUT_RD)
+
+    def _shut(self, how: int) -> None:
         try:
-            self._sock.shutdown(socket.SHUT_RDWR)
+            self._sock.shutdown(how)
         except OSError:  # the client was faster
             pass
 

@@ -69,9 +69,8 @@ class Session:
             self._free_everything()
             self._socket.close()
 
-    def stop(self, reason: str | None = None) -> None:
+    def stop(self) -> None:
         """Hang up, from any thread."""
-        self._failure = self._failure or reason
         self._socket.stop()
 
     def _serve(self) -> None:
@@ -79,11 +78,18 @@ class Session:
             self._hello(m.Hello())
         while True:
             request = self._socket.next_request()
+            self._check()
             if request.command >= FIRST_EXTENSION:
                 self._understands_notices = True
             _HANDLERS[request.command](self, request)
 
+    def _check(self) -> None:
+        """Nothing is done and nothing answered after a graph has failed."""
+        if self._failure is not None:
+            raise DeviceError(self._failure)
+
     def _answer(self, command: Command, answer: Any) -> None:
+        self._check()
         layout = self._specs[command].answer
         assert layout is not None
         self._socket.send(encode_answer(layout, answer))
@@ -176,6 +182,7 @@ class Session:
             if rest > 0:
                 at = spot.offset + start + len(piece)
                 following = device.read(spot.buffer, at, min(PIECE_BYTES, rest))
+            self._check()
             self._socket.send(header, piece)
             header = b""
 
@@ -229,7 +236,8 @@ class Session:
     def _ran(self, event: Future[None]) -> None:
         """A graph that failed has no answer that could say so: the connection ends."""
         if (error := event.exception()) is not None:
-            self.stop(f"a graph failed: {error}")
+            self._failure = f"a graph failed: {error}"
+            self._socket.stop_reading()
 
     # -- Tandem's own ---------------------------------------------------------------------------------------------
 
