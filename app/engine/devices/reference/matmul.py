@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from app.engine.devices.reference.blockwise import SPLITS, dot_rows
 from app.engine.devices.reference.node import Binder, Node, Step
 from app.engine.devices.reference.operand import Floats, Operand, View, to_f32
 from app.engine.devices.reference.rows import checked_ids
@@ -52,7 +53,7 @@ def _mul_mat(n: Node) -> Step:
     if a.is_f32 and (a.ne[2] * a.ne[3] > 1 or a.tensor.n_elements < TILE_VALUES):  # many small ones: all in one call
         matrices = np.swapaxes(a.array, -1, -2)[:, None, :, None]
         return lambda: np.matmul(to_f32(b.type, b_grouped), matrices, out=y)
-    tiles, workers = tiles_of(a), n.context.workers
+    tiles, workers, one_vector = tiles_of(a), n.context.workers, m == r2 == r3 == 1
 
     def step() -> None:
         x = to_f32(b.type, b_grouped)
@@ -60,8 +61,11 @@ def _mul_mat(n: Node) -> Step:
         def product(tile: Tile) -> None:
             i3, i2, rows = tile
             packed = a.array[i3, i2, rows]
+            if one_vector and a.type in SPLITS:
+                y[i3, 0, i2, 0, 0, rows] = dot_rows(a.type, packed, x[i3, 0, i2, 0, 0], workers)
+                return
             w = to_f32(a.type, packed, workers.scratch(len(packed) * k).reshape(-1, k))
-            if m == r2 == r3 == 1:
+            if one_vector:
                 np.dot(w, x[i3, 0, i2, 0, 0], out=y[i3, 0, i2, 0, 0, rows])
             else:
                 np.matmul(x[i3, :, i2], w.T, out=y[i3, :, i2, :, :, rows])
@@ -87,8 +91,11 @@ def _mul_mat_id(n: Node) -> Step:
         def product(tile: Tile) -> None:
             expert, rows = tile.i2, tile.rows
             packed = a.array[0, expert, rows]
-            w = to_f32(a.type, packed, workers.scratch(len(packed) * k).reshape(-1, k))
             token, slot = users[expert]
+            if len(token) == 1 and a.type in SPLITS:
+                y[token, slot, rows] = dot_rows(a.type, packed, inputs[expert][0], workers)
+                return
+            w = to_f32(a.type, packed, workers.scratch(len(packed) * k).reshape(-1, k))
             y[token, slot, rows] = inputs[expert] @ w.T
 
         workers.for_each([tile for tile in tiles if tile.i2 in users], product)
