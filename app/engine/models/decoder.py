@@ -59,12 +59,9 @@ class Decoder(Model):
         self.mixture = self.read_mixture()
 
     def read_mixture(self) -> Mixture | None:
-        """The experts of layers that have them."""
+        """The experts of layers that have them; each is as wide as the dense part would be."""
         experts = self.p.experts
-        if experts is None:
-            return None
-        n_ff = experts.n_ff or self.p.n_ff[0] // experts.n_used
-        return Mixture(experts.n_experts, experts.n_used, n_ff, weights_scale=experts.weights_scale)
+        return Mixture(experts.n_experts, experts.n_used, self.p.n_ff[0]) if experts is not None else None
 
     def attention(self, layer: int) -> Attention:
         """How a layer attends."""

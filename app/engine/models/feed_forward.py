@@ -8,6 +8,7 @@ from enum import Enum
 
 from app.engine.ggml import GluOp, UnaryOp
 from app.engine.graph import Tensor
+from app.engine.models.hparams import Hyperparameters
 from app.engine.models.scope import Scope
 from app.engine.models.weights import LayerWeights
 
@@ -44,10 +45,16 @@ class Mixture:
     n_ff: int
     gating: Gating = Gating.SOFTMAX
     normalise: bool = True
-    weights_scale: float = 1.0
     glu: GluOp = GluOp.SWIGLU
     glu_alpha: float = 0.0
     glu_limit: float = 0.0
+
+
+def narrow_experts(p: Hyperparameters) -> Mixture | None:
+    """Experts with a width of their own, or so wide that those used add up to the dense part."""
+    if p.experts is None:
+        return None
+    return Mixture(p.experts.n_experts, p.experts.n_used, p.experts.n_ff or p.n_ff[0] // p.experts.n_used)
 
 
 def declare_mixture(w: LayerWeights, m: Mixture, n_embd: int) -> None:
@@ -99,7 +106,7 @@ def _route(s: Scope, h: Tensor, m: Mixture) -> tuple[Tensor, Tensor]:
         flat = g.reshape(weights, m.n_used, n_tokens)
         flat = g.div(flat, g.clamp(g.sum_rows(flat), MIN_WEIGHT_SUM, math.inf))
         weights = g.reshape(flat, 1, m.n_used, n_tokens)
-    return ids, g.scale(weights, m.weights_scale) if m.weights_scale != 1.0 else weights
+    return ids, weights
 
 
 def _experts(s: Scope, x: Tensor, name: str, ids: Tensor) -> Tensor:

@@ -61,7 +61,6 @@ class Experts:
     n_used: int
     n_ff: int
     n_ff_shared: int
-    weights_scale: float  # 1: none
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,5 +153,4 @@ def _experts(keys: Keys) -> Experts | None:
         n_used=n_used,
         n_ff=keys.integer("expert_feed_forward_length", 0),
         n_ff_shared=keys.integer("expert_shared_feed_forward_length", 0),
-        weights_scale=keys.number("expert_weights_scale", 0.0) or 1.0,
     )

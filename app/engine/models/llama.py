@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from app.engine.models.decoder import Decoder
-from app.engine.models.feed_forward import Mixture
 from app.engine.models.rope import factor_tensor
 
 
@@ -18,9 +17,3 @@ class Llama(Decoder):
             )
         super().read()
         self.rope_factors = factor_tensor(self.keys, self.n_ctx)
-
-    def read_mixture(self) -> Mixture | None:
-        experts = self.p.experts
-        if experts is None:
-            return None
-        return Mixture(experts.n_experts, experts.n_used, self.p.n_ff[0], weights_scale=experts.weights_scale)

@@ -11,7 +11,7 @@ from app.engine.models.attention import Attention, attention_caches, declare_att
 from app.engine.models.base import CacheSpec, InputKind
 from app.engine.models.decoder import Decoder
 from app.engine.models.delta_net import declare_delta_net, delta_net, delta_net_caches, read_delta_net
-from app.engine.models.feed_forward import declare_shared_expert, shared_expert
+from app.engine.models.feed_forward import Mixture, declare_shared_expert, narrow_experts, shared_expert
 from app.engine.models.scope import Scope
 from app.engine.models.weights import LayerWeights
 
@@ -34,6 +34,9 @@ class Qwen35(Decoder):
         self.is_recurrent = self._recurrent_layers()
         experts = self.p.experts
         self.n_ff_shared = (experts.n_ff_shared or self.p.n_ff[0]) if experts is not None else 0
+
+    def read_mixture(self) -> Mixture | None:
+        return narrow_experts(self.p)
 
     def _recurrent_layers(self) -> tuple[bool, ...]:
         if self.keys.has("attention.recurrent_layers"):

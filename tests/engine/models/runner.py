@@ -68,7 +68,11 @@ class Runner:
     ) -> None:
         self.device = device
         self.gguf = gguf
-        self.model = registry.load(gguf, n_ctx=n_ctx)
+        try:
+            self.model = registry.load(gguf, n_ctx=n_ctx)
+        except BaseException:
+            device.close()
+            raise
         edges = [0, *cuts, self.model.n_layers]
         last = len(edges) - 2
         self._stages = [
