@@ -27,6 +27,7 @@ from app.engine.text.templates import ChatTemplate
 from app.engine.text.tokenizer import Tokenizer
 from app.errors import ConfigError, TandemError
 from app.http_server import HttpServer, is_loopback, listen, url_of
+from app.recovery import Recovery
 from app.rpc import worker as rpc_worker
 from app.rpc.worker import Worker
 from app.settings import DevicesSettings, ServeSettings, WorkerSettings
@@ -186,6 +187,7 @@ class _Loading:
         self._stop = stop
         self._engine: Engine | None = None
         self._error: TandemError | None = None
+        self._recovery = Recovery(placed.opened.gguf, fleet.reopen)
 
     def run(self, url: str, needs_key: bool) -> None:
         try:
@@ -205,6 +207,7 @@ class _Loading:
 
     def finish(self) -> int:
         """After the server has stopped: end the engine. Raises what made loading fail."""
+        self._recovery.stop()
         if self._engine is not None:
             self._engine.close()
         if self._error is not None:
@@ -233,6 +236,7 @@ class _Loading:
                 template=opened.template,
                 config=config,
                 executor=executor,
+                recovery=self._recovery,
                 max_in_flight=len(stages) + 1,
             )
         )

@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 
 from app.engine.device import Device
 from app.engine.devices.numpy import NumpyDevice
-from app.errors import ConfigError
+from app.errors import ConfigError, DeviceError
 from app.rpc.connect import connect
+from app.rpc.device import RpcDevice
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +69,31 @@ def _chosen(names: Sequence[str], remote: Sequence[Device], threads: int | None)
     ]
     close_all(list(by_name.values()))
     return chosen
+
+
+def reopen(lost: Sequence[Device]) -> list[Device]:
+    """Connect again to the workers behind lost devices. All devices of a worker are opened together, since a stock
+    worker serves one client. Raises DeviceError while one of them is not back or has fewer devices than before.
+    """
+    opened: dict[str, list[RpcDevice]] = {}
+    used: list[Device] = []
+    try:
+        for device in lost:
+            if not isinstance(device, RpcDevice):
+                raise DeviceError(f"local device {device.name} was lost and cannot be opened again; restart the server")
+            endpoint = device.link.endpoint
+            if endpoint not in opened:
+                opened[endpoint] = connect(endpoint)
+            if device.index >= len(opened[endpoint]):
+                raise DeviceError(f"worker {endpoint} came back without its device {device.index}")
+            again = opened[endpoint][device.index]
+            again.name = device.name
+            used.append(again)
+    except BaseException:
+        close_all([device for devices in opened.values() for device in devices])
+        raise
+    close_all([device for devices in opened.values() for device in devices if device not in used])
+    return used
 
 
 def close_all(devices: Sequence[Device]) -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import logging
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 
 from app.engine.device import Device
 from app.engine.executor import Executor
@@ -22,6 +23,9 @@ log = logging.getLogger(__name__)
 _FIRST_PAUSE_S = 0.25
 _LONGEST_PAUSE_S = 15.0
 
+#: Lost devices in, as many working ones in the same order out. Raises DeviceError while they are not back.
+Reopen = Callable[[Sequence[Device]], list[Device]]
+
 
 def pauses_s(rng: random.Random) -> Iterator[float]:
     """How long to wait before each try: exponential with full jitter, so that many clients do not come at once."""
@@ -32,12 +36,12 @@ def pauses_s(rng: random.Random) -> Iterator[float]:
 
 
 class Recovery:
-    """Rebuilds the stages of lost devices. `reopen` connects to a device again by the name of the lost one."""
+    """Rebuilds the stages of lost devices."""
 
     def __init__(
         self,
         gguf: GGUFFile,
-        reopen: Callable[[Device], Device],
+        reopen: Reopen,
         *,
         progress: UploadProgress | None = None,
         hashes: HashSource | None = None,
@@ -47,7 +51,7 @@ class Recovery:
         self._reopen = reopen
         self._progress = progress
         self._hashes = hashes
-        self._pauses = rng or random.Random()
+        self._rng = rng or random.Random()
         self._stopping = threading.Event()
 
     def stop(self) -> None:
@@ -56,33 +60,40 @@ class Recovery:
 
     def __call__(self, executor: Executor, lost: DeviceLost) -> Executor:
         """Blocks until every stage stands again. Raises NotReady when stopped."""
-        for number, stage in enumerate(executor.stages):
-            if is_lost(stage.device):
-                executor.stages[number] = self._rebuild(stage, lost)
-        return executor
-
-    def _rebuild(self, stage: Stage, lost: DeviceLost) -> Stage:
-        for n_try, pause_s in enumerate(pauses_s(self._pauses), start=1):
-            if self._stopping.wait(pause_s):
+        log.warning("lost %s (%s); waiting for it to come back", lost.endpoint, lost.cause)
+        pauses = pauses_s(self._rng)
+        while True:
+            if self._stopping.wait(next(pauses)):
                 raise NotReady("the server is shutting down")
             try:
-                return self._try_once(stage)
+                self._rebuild(executor)
             except (DeviceError, ProtocolError) as error:
-                log.info("%s is not back yet (try %d): %s", stage.device.name, n_try, error)
-        raise lost
+                log.info("not back yet: %s", error)
+            else:
+                return executor
 
-    def _try_once(self, stage: Stage) -> Stage:
-        device = self._reopen(stage.device)
+    def _rebuild(self, executor: Executor) -> None:
+        """Replace all stages whose device is lost, or none of them."""
+        numbers = [n for n, stage in enumerate(executor.stages) if is_lost(stage.device)]
+        devices = self._reopen([executor.stages[n].device for n in numbers])
         try:
-            rebuilt = stage.on(device)
-            rebuilt.reserve()
-            finish_upload(upload_stage(self._gguf, rebuilt, self._progress, self._hashes))
-            device.synchronize()
+            stages = [executor.stages[n].on(device) for n, device in zip(numbers, devices, strict=True)]
+            for stage in stages:
+                stage.reserve()
+            finish_upload([f for stage in stages for f in self._upload(stage)])
+            for stage in stages:
+                stage.device.synchronize()
         except BaseException:
-            device.close()
+            for device in devices:
+                device.close()
             raise
-        log.info("%s is back and has its layers again", device.name)
-        return rebuilt
+        for n, stage in zip(numbers, stages, strict=True):
+            executor.stages[n].device.close()
+            executor.stages[n] = stage
+            log.info("%s is back and has its layers again", stage.device.name)
+
+    def _upload(self, stage: Stage) -> list[Future[None]]:
+        return upload_stage(self._gguf, stage, self._progress, self._hashes)
 
 
 def is_lost(device: Device) -> bool:
