@@ -1,0 +1,152 @@
+"""What a request's own tokens do to the logits: repetition, presence and frequency penalties, and DRY.
+
+All count the prompt's tokens too, as llama-server does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.engine.request import SamplingParams
+from app.engine.serving.vocab_ops import Logits
+
+#: A breaker's first token -> the token sequences that complete it (an empty one: the token alone is a breaker).
+Breakers = Mapping[int, Sequence[tuple[int, ...]]]
+
+#: The most tokens a breaker goes on for after its first one.
+_MAX_TAIL = 20
+
+#: log of the largest float32: penalties beyond it would overflow.
+_MAX_LOG = 88.7228391
+
+
+class History:
+    """The tokens of one request so far, as an array that grows."""
+
+    def __init__(self, tokens: Iterable[int]) -> None:
+        self._tokens = np.array(list(tokens), dtype=np.int64)
+        self._n = len(self._tokens)
+
+    def __len__(self) -> int:
+        return self._n
+
+    def push(self, token: int) -> None:
+        if self._n == len(self._tokens):
+            self._tokens = np.concatenate([self._tokens, np.zeros(max(64, self._n), dtype=np.int64)])
+        self._tokens[self._n] = token
+        self._n += 1
+
+    def last(self, n: int) -> NDArray[np.int64]:
+        """The last `n` tokens, oldest first; a negative `n` means all."""
+        return self._tokens[max(0, self._n - n) if n >= 0 else 0 : self._n]
+
+
+class RecentCounts:
+    """How often each token occurs among the last `n_last` (negative: all)."""
+
+    def __init__(self, history: History, n_last: int) -> None:
+        self._n_last = n_last
+        ids, counts = np.unique(history.last(n_last), return_counts=True)
+        self._counts: dict[int, int] = dict(zip(ids.tolist(), counts.tolist(), strict=True))
+
+    def push(self, history: History) -> None:
+        """The history has just got one token more."""
+        window = history.last(self._n_last + 1 if self._n_last >= 0 else -1)
+        newest = int(window[-1])
+        self._counts[newest] = self._counts.get(newest, 0) + 1
+        if 0 <= self._n_last < len(window):
+            oldest = int(window[0])
+            self._counts[oldest] -= 1
+            if self._counts[oldest] == 0:
+                del self._counts[oldest]
+
+    def penalize(self, logits: Logits, params: SamplingParams) -> None:
+        """Repetition, presence and frequency penalties, in place."""
+        n = len(self._counts)
+        ids = np.fromiter(self._counts.keys(), dtype=np.int64, count=n)
+        counts = np.fromiter(self._counts.values(), dtype=np.float32, count=n)
+        values = logits[ids]
+        repeat = np.float32(params.repeat_penalty)
+        values = np.where(values <= 0, values * repeat, values / repeat)
+        logits[ids] = values - counts * np.float32(params.frequency_penalty) - np.float32(params.presence_penalty)
+
+
+class Dry:
+    """DRY: a token that would extend a repetition of the text's end is held back, exponentially in its length.
+
+    `dry_allowed_length` tokens may repeat freely; sequence breakers end a repetition.
+    """
+
+    def __init__(self, params: SamplingParams, breakers: Breakers, n_vocab: int) -> None:
+        self._params = params
+        self._breakers = breakers
+        self._is_head = np.zeros(n_vocab, dtype=np.bool_)
+        self._is_head[list(breakers)] = True
+        base = params.dry_base
+        self._most = params.dry_allowed_length + (int(_MAX_LOG / math.log(base)) if base > 1.000001 else 0)
+
+    def penalize(self, logits: Logits, history: History) -> None:
+        """Lower the logits of tokens that would go on with a repetition, in place."""
+        params = self._params
+        window, allowed = history.last(params.dry_penalty_last_n), params.dry_allowed_length
+        longest = min(self._since_breaker(window), len(window) - 1)
+        if longest < max(1, allowed):
+            return
+        places, lengths = _repeats(window, min(longest, self._most))
+        far_enough = lengths >= allowed
+        strongest: dict[int, int] = {}
+        for token, length in zip(window[places[far_enough] + 1].tolist(), lengths[far_enough].tolist(), strict=True):
+            strongest[token] = max(length, strongest.get(token, 0))
+        for token, length in strongest.items():
+            if () not in self._breakers.get(token, ()):
+                logits[token] -= np.float32(params.dry_multiplier * params.dry_base ** (length - allowed))
+
+    def _since_breaker(self, window: NDArray[np.int64]) -> int:
+        """Tokens since the last breaker; the window's length when there is none in it."""
+        for place in np.flatnonzero(self._is_head[window])[::-1].tolist():
+            after = tuple(window[place + 1 :][:_MAX_TAIL].tolist())
+            whole = [len(tail) for tail in self._breakers[int(window[place])] if after[: len(tail)] == tail]
+            if whole:
+                return int(len(window) - 1 - place - max(whole))
+        return len(window)
+
+
+def _repeats(window: NDArray[np.int64], most: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Earlier places where a suffix of the window ends as well, and how long that suffix is (at most `most`)."""
+    end = len(window) - 1
+    places = np.flatnonzero(window[:end] == window[end])
+    lengths = np.ones(len(places), dtype=np.int64)
+    alive = np.arange(len(places))
+    for n in range(1, most):
+        alive = alive[places[alive] >= n]
+        alive = alive[window[places[alive] - n] == window[end - n]]
+        if len(alive) == 0:
+            break
+        lengths[alive] += 1
+    return places, lengths
+
+
+def find_breakers(
+    breakers: Sequence[str], pieces: Sequence[bytes], encode: Callable[[bytes], Sequence[int]]
+) -> dict[int, list[tuple[int, ...]]]:
+    """Every way in which tokens can spell a sequence breaker.
+
+    `pieces` are the bytes of every token, by id; `encode` tokenizes plain text without special tokens. A token that
+    contains the breaker is one alone; a token that ends in the breaker's beginning is one together with the tokens of
+    the rest (the first 20 of them). Scans the vocabulary once per breaker: keep the result.
+    """
+    found: dict[int, list[tuple[int, ...]]] = {}
+    for breaker in filter(None, (text.encode() for text in breakers)):
+        tails = {n: tuple(encode(breaker[n:])[:_MAX_TAIL]) for n in range(1, len(breaker))}
+        for token, piece in enumerate(pieces):
+            if breaker in piece:
+                found.setdefault(token, []).append(())
+            else:
+                spelled = [tails[n] for n in tails if piece.endswith(breaker[:n])]
+                if spelled:
+                    found.setdefault(token, []).extend(spelled)
+    return found
