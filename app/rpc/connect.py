@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 
 from app.engine.device import DeviceCaps
 from app.errors import DeviceError, RemoteProtocolError
@@ -15,6 +16,10 @@ from app.rpc.messages import Describe, DeviceCount, GetAlignment, GetMaxSize
 
 #: More devices than any machine has; bounds what a peer can make us open.
 MAX_DEVICES = 256
+
+#: Weights longer than this are offered by their hash before they are sent. Stock workers keep only such large ones.
+OFFERS_ABOVE_BYTES_STOCK = 10 << 20
+OFFERS_ABOVE_BYTES_TANDEM = 4 << 10
 
 
 def connect(
@@ -38,11 +43,12 @@ def connect(
             links = [Link(dispatcher, 1) for dispatcher in opened]
         else:
             links = [Link(first, count)] * count
-        described = _described(first, count)
+        described = _describe(first, count)
         devices = []
         for index, link in enumerate(links):
             name = f"RPC{first_index + index}[{endpoint}]"
-            devices.append(RpcDevice(name, link, index, _caps(link, index, described[index])))
+            caps = _caps(link, index, described.devices[index])
+            devices.append(RpcDevice(name, link, index, caps, offers_above_bytes=described.offers_above_bytes))
     except BaseException:
         for dispatcher in opened:
             dispatcher.close()
@@ -68,17 +74,27 @@ def _caps(link: Link, index: int, described: dict[str, str]) -> DeviceCaps:
     )
 
 
-def _described(dispatcher: Dispatcher, count: int) -> list[dict[str, str]]:
-    """Kernel variant and description per device. A stock worker tells neither; its version stands for its kernels."""
+@dataclass(frozen=True, slots=True)
+class _Description:
+    """What a worker says of its devices, and from which size on weights are worth offering by their hash."""
+
+    devices: list[dict[str, str]]
+    offers_above_bytes: int | None
+
+
+def _describe(dispatcher: Dispatcher, count: int) -> _Description:
+    """A stock worker tells nothing; its version stands for its kernels, and it keeps large weights, if any."""
     peer = dispatcher.peer
     if not peer.is_tandem:
         version = f"{peer.version[0]}.{peer.version[1]}.{peer.patch}"
-        return [{"kernel_variant": f"stock-{version}", "description": f"stock worker, protocol {version}"}] * count
+        device = {"kernel_variant": f"stock-{version}", "description": f"stock worker, protocol {version}"}
+        return _Description([device] * count, OFFERS_ABOVE_BYTES_STOCK)
     try:
-        devices = json.loads(bytes(dispatcher.ask(Describe()).result()))["devices"]
-        described = [{key: str(device[key]) for key in ("kernel_variant", "description")} for device in devices]
+        told = json.loads(bytes(dispatcher.ask(Describe()).result()))
+        devices = [{key: str(device[key]) for key in ("kernel_variant", "description")} for device in told["devices"]]
+        keeps_weights = bool(told["keeps_weights"])
     except (ValueError, KeyError, TypeError) as error:
         raise RemoteProtocolError(f"worker {dispatcher.endpoint} describes its devices unreadably: {error}") from error
-    if len(described) != count:
-        raise RemoteProtocolError(f"worker {dispatcher.endpoint} describes {len(described)} devices, not {count}")
-    return described
+    if len(devices) != count:
+        raise RemoteProtocolError(f"worker {dispatcher.endpoint} describes {len(devices)} devices, not {count}")
+    return _Description(devices, OFFERS_ABOVE_BYTES_TANDEM if keeps_weights else None)

@@ -51,10 +51,6 @@ from app.rpc.transfers import (
 )
 from app.rpc.wire import RpcTensor, region
 
-#: Weights from this size on are offered by their hash. Stock workers keep only larger ones in their cache.
-HASH_ABOVE_BYTES_STOCK = 10 << 20
-HASH_ABOVE_BYTES_TANDEM = 4 << 10
-
 #: Ops whose results may need scratch behind them, by backend; see also quantized rows that are padded.
 _SCRATCH_OPS = frozenset({Op.FLASH_ATTN_EXT, Op.MUL_MAT, Op.MUL_MAT_ID, Op.CUMSUM, Op.ARGSORT, Op.TOP_K})
 _PADDED_ROW_ELEMENTS = 512
@@ -98,14 +94,18 @@ class RpcHandle(Handle):
 
 
 class RpcDevice(Device):
-    """One device of one worker. Made by `connect`."""
+    """One device of one worker. Made by `connect`.
 
-    def __init__(self, name: str, link: Link, index: int, caps: DeviceCaps) -> None:
+    Weights longer than `offers_above_bytes` are offered by their hash before they are sent; None: never.
+    """
+
+    def __init__(self, name: str, link: Link, index: int, caps: DeviceCaps, *, offers_above_bytes: int | None) -> None:
         self.name = name
         self.caps = caps
         self.index = index
         self.link = link
         self._version = link.peer.version
+        self._offers_above_bytes = offers_above_bytes
         self._lane = LaneState()
         self._small = SmallWrites(batched=link.peer.is_tandem)
         self._alloc_sizes: dict[object, int] = {}
@@ -188,7 +188,8 @@ class RpcDevice(Device):
                 if len(self._small) > MAX_WAITING_BYTES:
                     self._flush()
             return _DONE
-        if hint is not None and hint.content_hash is not None and size > self._hash_above_bytes:
+        worth_offering = self._offers_above_bytes is not None and size > self._offers_above_bytes
+        if hint is not None and hint.content_hash is not None and worth_offering:
             return self._offer(mine, offset, view, hint.content_hash())
         sent: Future[None] = Future()
         weight = hint is not None
@@ -341,10 +342,6 @@ class RpcDevice(Device):
         failed.set_exception(error)
         self._flush()
         self.link.dispatcher.submit(Entry("GRAPH_COMPUTE", b"", gate=failed, lane=self._lane))
-
-    @property
-    def _hash_above_bytes(self) -> int:
-        return HASH_ABOVE_BYTES_TANDEM if self.link.peer.is_tandem else HASH_ABOVE_BYTES_STOCK
 
     def _chunk_bytes(self, weight: bool) -> int:
         return CHUNK_BYTES if weight or self._version != (6, 0) else CHUNK_BYTES_6_0

@@ -23,6 +23,7 @@ from app.rpc.holdings import Holdings, Spot
 from app.rpc.lower import OPS, checked_type, locate_tensor
 from app.rpc.protocol import RequestParser, encode_answer
 from app.rpc.transfers import BATCH_ITEM
+from app.rpc.weight_cache import CacheWriter
 from app.rpc.wire import ANSWER_HEADER, FIRST_EXTENSION, TANDEM_PAD, Command, RpcTensor
 
 if TYPE_CHECKING:
@@ -32,6 +33,9 @@ log = logging.getLogger(__name__)
 
 #: Bulk data goes from the socket to a device, and back, in pieces of this size; one moves while the next arrives.
 PIECE_BYTES = 1 << 20
+
+#: A 6.0 client does not say what a weight is; like a stock worker we keep whatever is longer than this.
+KEPT_ABOVE_BYTES_6_0 = 10 << 20
 
 
 class Session:
@@ -148,9 +152,22 @@ class Session:
 
     def _set_tensor(self, request: m.SetTensor) -> None:
         size = self._socket.payload_left
-        self._receive(self._holdings.range(request.tensor, request.offset, size), size)
+        spot = self._holdings.range(request.tensor, request.offset, size)
+        keeper = self._worker.weights.writer(size) if self._shall_keep(request, size) else None
+        try:
+            self._receive(spot, size, keeper)
+        except BaseException:
+            if keeper is not None:
+                keeper.abandon()
+            raise
+        if keeper is not None:
+            keeper.finish()
 
-    def _receive(self, spot: Spot, size: int) -> None:
+    def _shall_keep(self, request: m.SetTensor, size: int) -> bool:
+        """7.0 says which tensors are weights; of 6.0 the size is all one knows."""
+        return bool(request.cache) or (self._worker.settings.version == (6, 0) and size > KEPT_ABOVE_BYTES_6_0)
+
+    def _receive(self, spot: Spot, size: int, keeper: CacheWriter | None) -> None:
         """Bulk data in pieces, each handed to the device while the next arrives; memory does not grow with `size`."""
         moving: list[tuple[Future[None], bytearray]] = []
         for start in range(0, size, PIECE_BYTES):
@@ -162,11 +179,21 @@ class Session:
                 piece = bytearray(n)
             view = memoryview(piece)[:n]
             self._socket.receive_payload(view)
+            if keeper is not None:
+                keeper.add(view)
             moving.append((spot.station.device.write(spot.buffer, spot.offset + start, view), piece))
 
     def _set_tensor_hash(self, request: m.SetTensorHash) -> None:
-        self._holdings.range(request.tensor, request.offset, 0)
-        self._answer(request.command, m.Value(0))
+        """Only bytes that fill the tensor exactly are taken: a hash says little without its length."""
+        _, _, n_bytes = locate_tensor(request.tensor, self._holdings.buffers)
+        size = n_bytes - request.offset
+        if size < 0:
+            raise RemoteProtocolError(f"offset {request.offset} is behind the end of a tensor of {n_bytes} bytes")
+        data = self._worker.weights.find(request.hash, size)
+        if data is not None:
+            spot = self._holdings.range(request.tensor, request.offset, size)
+            spot.station.device.write(spot.buffer, spot.offset, data)
+        self._answer(request.command, m.Value(int(data is not None)))
 
     def _get_tensor(self, request: m.GetTensor) -> None:
         self._send(self._holdings.range(request.tensor, request.offset, request.size_bytes), request.size_bytes)
@@ -247,7 +274,7 @@ class Session:
         devices = [
             {"kind": c.kind, "kernel_variant": c.kernel_variant, "description": c.description or c.kind} for c in caps
         ]
-        text = json.dumps({"devices": devices}).encode()
+        text = json.dumps({"devices": devices, "keeps_weights": not self._worker.weights.is_empty}).encode()
         self._socket.send(ANSWER_HEADER.pack(len(text)), text)
 
     def _write_batch(self, request: m.WriteBatch) -> None:

@@ -9,6 +9,7 @@ import socket
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from app.engine.device import Device
 from app.errors import ConfigError
@@ -17,6 +18,8 @@ from app.rpc.lobby import Lobby
 from app.rpc.protocol import MAX_MESSAGE_BYTES, RequestParser
 from app.rpc.session import Session
 from app.rpc.station import Station
+from app.rpc.weight_cache import WeightCache
+from app.rpc.weights import ModelIndex, WeightStore
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +34,9 @@ class WorkerSettings:
 
     `version` is the protocol version to announce; without `extensions` this worker passes for a stock one. `mem_bytes`
     limits what all clients together may take of each device; None: all of it. `hello_s` and `idle_s` bound a client's
-    silence before its HELLO and in the middle of a request.
+    silence before its HELLO and in the middle of a request. Weights found below `model_dir` need not be sent (their
+    hashes are kept in `hash_dir`, which must be given with it); those sent are kept in `cache_dir`, up to
+    `cache_bytes`, for whoever asks for the same bytes: share such a worker among people who trust each other.
     """
 
     host: str = "127.0.0.1"
@@ -43,6 +48,10 @@ class WorkerSettings:
     max_message_bytes: int = MAX_MESSAGE_BYTES
     hello_s: float = 10.0
     idle_s: float = 60.0
+    model_dir: Path | None = None
+    hash_dir: Path | None = None
+    cache_dir: Path | None = None
+    cache_bytes: int = 32 << 30
 
 
 class Worker:
@@ -51,6 +60,7 @@ class Worker:
     def __init__(self, devices: Sequence[Device], settings: WorkerSettings | None = None) -> None:
         self.settings = settings or WorkerSettings()
         self.stations = tuple(Station(device, self.settings.mem_bytes) for device in devices)
+        self.weights = _weight_store(self.settings)
         self._lock = threading.Lock()
         self._sessions: dict[Session, threading.Thread] = {}
         self._addresses = itertools.count(1)
@@ -106,6 +116,10 @@ class Worker:
             self._next_base += (size_bytes // _PAGE_BYTES + 2) * _PAGE_BYTES
             return next(self._addresses) << 12, base
 
+    def wait_for_weights(self) -> None:
+        """Block until the models below `model_dir` are indexed; clients are served before that all the same."""
+        self.weights.wait()
+
     def wait(self) -> None:
         """Block until the worker is closed."""
         self._closed.wait()
@@ -122,6 +136,7 @@ class Worker:
             session.stop()
         for thread in sessions.values():
             thread.join()
+        self.weights.close()
         self._closed.set()
 
     def _new_parser(self) -> RequestParser:
@@ -133,3 +148,15 @@ class Worker:
         finally:
             with self._lock:
                 del self._sessions[session]
+
+
+def _weight_store(settings: WorkerSettings) -> WeightStore:
+    """Raises ConfigError for directories that cannot be used."""
+    index = cache = None
+    if settings.model_dir is not None:
+        if settings.hash_dir is None:
+            raise ConfigError("a worker with a model directory needs a directory to keep hashes in")
+        index = ModelIndex(settings.model_dir, settings.hash_dir)
+    if settings.cache_dir is not None:
+        cache = WeightCache(settings.cache_dir, settings.cache_bytes)
+    return WeightStore(index, cache)

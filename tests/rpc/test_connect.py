@@ -149,7 +149,7 @@ def test_an_alignment_that_makes_no_sense(alignment: int) -> None:
             connect(fake.endpoint, timeouts=QUICK)
 
 
-@pytest.mark.parametrize("text", [b"", b"{}", b"\xff", b'{"devices": [1]}', b'{"devices": []}'])
+@pytest.mark.parametrize("text", [b"", b"{}", b"\xff", b'{"devices": [1]}', b'{"devices": [], "keeps_weights": 1}'])
 def test_an_unreadable_description(text: bytes) -> None:
     with FakeWorker(pad=0x54, override={Command.DESCRIBE: lambda _: framed(text)}) as fake:
         with pytest.raises(RemoteProtocolError, match=f"worker {fake.endpoint} describes"):
