@@ -29,7 +29,9 @@ class Capabilities:
     """What a template can take, found by rendering small conversations with it.
 
     `list_roles`: roles whose content may be a list of parts; `list_only`: strings are not taken at all.
-    `reasoning_key`: where it looks for an assistant's earlier thoughts, None when it shows none.
+    `object_arguments`: arguments of calls are objects, not JSON text; `null_with_calls`: calls show only beside no
+    content at all. `reasoning_key`: where it looks for an assistant's thoughts, None when it shows none.
+    `thinking_switch`: `enable_thinking` makes a difference.
     """
 
     system: bool = True
@@ -39,6 +41,7 @@ class Capabilities:
     list_only: bool = False
     tools: bool = False
     object_arguments: bool = True
+    null_with_calls: bool = False
     reasoning_key: str | None = None
     thinking_switch: bool = False
 
@@ -128,6 +131,8 @@ def _prepare_calls(message: Message, where: str, able: Capabilities) -> None:
         if isinstance(function, dict):
             convert = _as_object if able.object_arguments else _as_text
             function["arguments"] = convert(function.get("arguments"))
+    if able.null_with_calls and not message["content"]:
+        message["content"] = None
 
 
 def _as_object(arguments: Any) -> Any:

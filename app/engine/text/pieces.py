@@ -20,18 +20,22 @@ class Pieces:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._texts = vocabulary.texts
         self._types = vocabulary.types
+        self._always_shown: set[int] = set()
         self._shown: list[bytes | None] = [None] * len(vocabulary)
         self._unmap: Callable[[str], bytes] = _bytes_of_mapped if vocabulary.model == "gpt2" else _bytes_of_spaced
 
     def piece(self, token: int, show_special: bool) -> bytes:
         if token < 0:
             raise IndexError(f"token {token} is negative")
-        if not show_special and self._types[token] in _HIDDEN:
+        if not show_special and self._types[token] in _HIDDEN and token not in self._always_shown:
             return b""
         piece = self._shown[token]
         if piece is None:
             piece = self._shown[token] = self._make(token)
         return piece
+
+    def show_always(self, token: int) -> None:
+        self._always_shown.add(token)
 
     def _make(self, token: int) -> bytes:
         kind, text = self._types[token], self._texts[token]

@@ -38,17 +38,19 @@ def find_capabilities(source: str, attempt: Try) -> Capabilities:
     user, answer, system = said("user", _USER), said("assistant", _ANSWER), said("system", _SYSTEM)
     has_system = _shows(attempt([system, user]), _SYSTEM)
     later = said("system", _LATER)
+    arguments, no_content = _call_shape(attempt, user, said("tool", "1", tool_call_id=_CALL_ID, name=_NAME))
     return Capabilities(
         system=has_system,
         later_systems=all(
             _shows(attempt(messages), _LATER)
             for messages in ([system, later, user] if has_system else [user, later, user], [user, later, user])
         ),
-        developer="'developer'" in source or '"developer"' in source,
+        developer=_names(source, "developer") and _shows(attempt([said("developer", _SYSTEM), user]), _SYSTEM),
         list_roles=frozenset(role for role, where in _list_probes(user, answer).items() if _takes_list(attempt, where)),
         list_only=list_only,
         tools=_shows(attempt([user], tools=[_tool()]), _NAME),
-        object_arguments=_takes_objects(attempt, user, said("tool", "1", tool_call_id=_CALL_ID, name=_NAME)),
+        object_arguments=isinstance(arguments, dict),
+        null_with_calls=no_content is None,
         reasoning_key=_reasoning_key(attempt, user, answer),
         thinking_switch=_has_switch(attempt, user),
     )
@@ -56,6 +58,10 @@ def find_capabilities(source: str, attempt: Try) -> Capabilities:
 
 def _shows(text: str | None, *words: str) -> bool:
     return text is not None and all(word in text.lower() for word in words)
+
+
+def _names(source: str, role: str) -> bool:
+    return f"'{role}'" in source or f'"{role}"' in source
 
 
 def _part(text: str) -> dict[str, str]:
@@ -96,16 +102,21 @@ def _takes_list(attempt: Try, conversation: list[Message]) -> bool:
     return "text" not in between[between.index(_ANSWER) : between.index(_SECOND)]
 
 
-def _takes_objects(attempt: Try, user: Message, result: Message) -> bool:
-    """Whether call arguments may be an object: they must come out as JSON or field by field, not as Python prints."""
-    function = {"name": _NAME, "arguments": {_KEY: _VALUE}}
-    call = {"id": _CALL_ID, "type": "function", "function": function}
-    text = attempt([user, {"role": "assistant", "content": "", "tool_calls": [call]}, result], tools=[_tool()])
-    if text is not None and _shows(text, _KEY, _VALUE):
-        return f"'{_KEY}'" not in text
-    call["function"] = {**function, "arguments": f'{{"{_KEY}": "{_VALUE}"}}'}
-    text = attempt([user, {"role": "assistant", "content": "", "tool_calls": [call]}, result], tools=[_tool()])
-    return not _shows(text, _KEY, _VALUE)
+def _call_shape(attempt: Try, user: Message, result: Message) -> tuple[dict[str, str] | str, str | None]:
+    """How a call must look for its arguments to come out whole: an object or JSON text, beside empty or no content.
+
+    An object must not come out as Python prints it, nor text as a string within JSON.
+    """
+    shapes: list[tuple[dict[str, str] | str, str | None]] = [
+        (arguments, content) for arguments in ({_KEY: _VALUE}, f'{{"{_KEY}": "{_VALUE}"}}') for content in ("", None)
+    ]
+    for arguments, content in shapes:
+        call = {"id": _CALL_ID, "type": "function", "function": {"name": _NAME, "arguments": arguments}}
+        answer = {"role": "assistant", "content": content, "tool_calls": [call]}
+        text = attempt([user, answer, result], tools=[_tool()])
+        if text is not None and _shows(text, _VALUE) and f"'{_KEY}'" not in text and f'\\"{_KEY}' not in text:
+            return arguments, content
+    return shapes[0]
 
 
 def _reasoning_key(attempt: Try, user: Message, answer: Message) -> str | None:

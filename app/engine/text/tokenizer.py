@@ -113,6 +113,12 @@ class Tokenizer:
         """
         return self._pieces.piece(token, show_special)
 
+    def show_always(self, texts: Iterable[str]) -> None:
+        """Let these tokens appear in answers though they are control tokens: markup that a parser has to read."""
+        for text in texts:
+            if (token := self.token_id(text)) is not None:
+                self._pieces.show_always(token)
+
     def decode(self, tokens: Iterable[int], *, show_special: bool = False) -> str:
         """The text of a whole sequence; what is no UTF-8 becomes U+FFFD."""
         return self.decode_bytes(tokens, show_special=show_special).decode("utf-8", "replace")
