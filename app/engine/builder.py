@@ -194,8 +194,7 @@ class GraphBuilder:
         return self._node(Op.SCALE, a.type, a.ne, (a,), (float_word(factor), float_word(bias)))
 
     def clamp(self, a: Tensor, low: float, high: float) -> Tensor:
-        """In place, as ggml does it."""
-        return self._alias(Op.CLAMP, a, (a,), (float_word(low), float_word(high)))
+        return self._node(Op.CLAMP, a.type, a.ne, (a,), (float_word(low), float_word(high)))
 
     def unary(self, op: UnaryOp, a: Tensor) -> Tensor:
         _require(_packed_rows(a), f"{op.name} needs packed rows", a)
