@@ -168,6 +168,7 @@ class Model(ABC):
     has_state: bool = False  # some layers are recurrent
     position_streams: int = 1
     embed_scale: float = 1.0  # the control plane multiplies embedding rows by it
+    unused_tensors: tuple[str, ...] = ()  # tensors of the file that no graph reads, such as prediction blocks
     windows: tuple[int, ...] = ()  # distinct sliding windows in tokens, the token itself included; at most one
 
     @abstractmethod

@@ -99,9 +99,17 @@ def read_hyperparameters(keys: Keys) -> Hyperparameters:
             f"{n_blocks} blocks (at most {MAX_BLOCKS}), {n_extra} of them for prediction, with {n_embd} channels and "
             f"{max(n_heads, default=0)} heads make no model"
         )
-    n_kv_heads = _kv_heads(keys, n_blocks, n_heads)
     default_length = n_embd // max(n_heads)
     key_length = keys.integer("attention.key_length", default_length)
+    value_length = keys.integer("attention.value_length", default_length)
+    n_rot = keys.integer("rope.dimension_count", key_length)
+    if min(key_length, value_length) <= 0 or not 0 <= n_rot <= key_length or n_rot % 2:
+        raise keys.error(
+            f"heads of {key_length} and {value_length} channels, {n_rot} of which are rotated, make no model"
+        )
+    n_ctx_train = keys.integer("context_length")
+    if n_ctx_train <= 0:
+        raise keys.error(f"a context of {n_ctx_train} tokens makes no model")
     return Hyperparameters(
         architecture=keys.architecture,
         name=keys.gguf.text("general.name", keys.architecture),
@@ -109,13 +117,13 @@ def read_hyperparameters(keys: Keys) -> Hyperparameters:
         n_layers=n_blocks - n_extra,
         n_embd=n_embd,
         n_vocab=_vocabulary(keys),
-        n_ctx_train=keys.integer("context_length"),
+        n_ctx_train=n_ctx_train,
         n_ff=keys.per_block("feed_forward_length", n_blocks, 0),
         n_heads=n_heads,
-        n_kv_heads=n_kv_heads,
+        n_kv_heads=_kv_heads(keys, n_blocks, n_heads),
         key_length=key_length,
-        value_length=keys.integer("attention.value_length", default_length),
-        n_rot=keys.integer("rope.dimension_count", key_length),
+        value_length=value_length,
+        n_rot=n_rot,
         eps=keys.number("attention.layer_norm_rms_epsilon"),
         experts=_experts(keys),
     )
