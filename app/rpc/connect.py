@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from app.engine.device import DeviceCaps
@@ -11,6 +12,7 @@ from app.rpc.device import RpcDevice
 from app.rpc.dispatcher import Dispatcher
 from app.rpc.endpoint import Dial, Timeouts, tcp_dial
 from app.rpc.handshake import dial_and_greet
+from app.rpc.heartbeat import Heartbeat
 from app.rpc.link import Link
 from app.rpc.messages import Describe, DeviceCount, GetAlignment, GetMaxSize
 
@@ -28,7 +30,8 @@ def connect(
     """The devices of one worker, named RPC<n>[endpoint] from `first_index` on. Blocks.
 
     A stock worker serves one client, so all its devices share one connection; a Tandem worker gets one per device, so
-    that they overlap. `dial` replaces TCP. Raises DeviceLost, DeviceError, RemoteProtocolError, VersionMismatch.
+    that they overlap, and one for heartbeats. `dial` replaces TCP.
+    Raises DeviceLost, DeviceError, RemoteProtocolError, VersionMismatch.
     """
     timeouts = timeouts or Timeouts()
     dial = dial or tcp_dial(endpoint, timeouts)
@@ -39,20 +42,29 @@ def connect(
         if not 0 < count <= MAX_DEVICES:
             raise DeviceError(f"worker {endpoint} announces {count} devices; start it with at least one")
         if first.peer.is_tandem:
-            opened += [_open(dial, endpoint, timeouts) for _ in range(count - 1)]
-            links = [Link(dispatcher, 1) for dispatcher in opened]
+            opened += [_open(dial, endpoint, timeouts) for _ in range(count)]
+            links = [Link(dispatcher, 1) for dispatcher in opened[:count]]
         else:
             links = [Link(first, count)] * count
-        described = _describe(first, count)
-        devices = []
-        for index, link in enumerate(links):
-            name = f"RPC{first_index + index}[{endpoint}]"
-            caps = _caps(link, index, described.devices[index])
-            devices.append(RpcDevice(name, link, index, caps, offers_above_bytes=described.offers_above_bytes))
+        devices = _devices(links, _describe(first, count), first_index)
     except BaseException:
         for dispatcher in opened:
             dispatcher.close()
         raise
+    if first.peer.is_tandem:
+        every_s, patience_s = timeouts.heartbeat_s, timeouts.patience_s
+        heartbeat = Heartbeat(opened[count], opened[:count], every_s=every_s, patience_s=patience_s)
+        for link in links:
+            link.heartbeat = heartbeat
+    return devices
+
+
+def _devices(links: Sequence[Link], told: _Description, first_index: int) -> list[RpcDevice]:
+    devices = []
+    for index, link in enumerate(links):
+        name = f"RPC{first_index + index}[{link.endpoint}]"
+        caps = _caps(link, index, told.devices[index])
+        devices.append(RpcDevice(name, link, index, caps, offers_above_bytes=told.offers_above_bytes))
     return devices
 
 

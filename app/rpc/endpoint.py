@@ -19,13 +19,16 @@ class Timeouts:
     """How long one connection waits, in seconds.
 
     `answer_s` runs from the moment a command is written and its predecessor answered; a long prompt on a slow worker
-    must fit. `idle_s` bounds a pause in the middle of an answer.
+    must fit. `idle_s` bounds a pause in the middle of an answer. A Tandem worker is asked for a sign of life every
+    `heartbeat_s` and has `patience_s` to give it.
     """
 
     connect_s: float = 10.0
     hello_s: float = 10.0
     answer_s: float = 600.0
     idle_s: float = 60.0
+    heartbeat_s: float = 5.0
+    patience_s: float = 20.0
 
 
 def parse_endpoint(text: str) -> tuple[str, int]:

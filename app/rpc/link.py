@@ -9,6 +9,7 @@ from typing import Any
 from app.engine.program import Buffer
 from app.errors import DeviceLost
 from app.rpc.dispatcher import Dispatcher
+from app.rpc.heartbeat import Heartbeat
 from app.rpc.lower import Address
 from app.rpc.messages import Request
 
@@ -35,6 +36,7 @@ class Link:
 
     def __init__(self, dispatcher: Dispatcher, users: int) -> None:
         self.dispatcher = dispatcher
+        self.heartbeat: Heartbeat | None = None
         self.peer = dispatcher.peer
         self.lock = threading.RLock()
         self.stored: dict[int, object] = {}
@@ -66,6 +68,8 @@ class Link:
             last = self._users == 0
         if last:
             self.dispatcher.close()
+            if self.heartbeat is not None:
+                self.heartbeat.leave()
 
     def check(self) -> None:
         """Raises DeviceLost when the connection is gone."""

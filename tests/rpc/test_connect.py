@@ -136,7 +136,7 @@ def test_the_devices_of_a_stock_worker_share_one_connection() -> None:
 def test_the_devices_of_a_tandem_worker_have_connections_of_their_own() -> None:
     with tcp_worker(NumpyDevice("a"), Adder("b")) as worker, connected(worker) as devices:
         assert len({device.link for device in devices}) == 2
-        assert worker.n_clients == 2
+        assert worker.n_clients == 3  # one per device, and the heartbeat
         assert [device.caps.kernel_variant for device in devices] == ["numpy", "adder-1"]
         assert devices[1].caps.description == "adds numbers"
 
@@ -179,7 +179,7 @@ def test_a_busy_port_is_said_in_one_line() -> None:
 
 
 def test_too_many_clients_are_turned_away_and_the_others_stay() -> None:
-    with tcp_worker(Adder(), settings=WorkerSettings(max_clients=1)) as worker, connected(worker) as (device,):
+    with tcp_worker(Adder(), settings=WorkerSettings(max_clients=2)) as worker, connected(worker) as (device,):
         with pytest.raises(DeviceLost):
             connect(f"127.0.0.1:{worker.port}", timeouts=QUICK)
         assert device.memory().total_bytes == 1 << 30
