@@ -83,10 +83,13 @@ def shared_expert(w: Weights, b: str, *, gated: bool) -> None:
         w.matrix(f"{b}.ffn_{name}_shexp", n_in, n_out)
 
 
-def delta_net(w: Weights, b: str) -> None:
+def delta_net(w: Weights, b: str, *, legacy: bool) -> None:
     key, value = KEY_HEADS * STATE, VALUE_HEADS * STATE
-    w.matrix(f"{b}.attn_qkv", N_EMBD, 2 * key + value)
-    w.matrix(f"{b}.attn_gate", N_EMBD, value)
+    if legacy:
+        w.matrix(f"{b}.ssm_in", N_EMBD, 2 * key + 2 * value)
+    else:
+        w.matrix(f"{b}.attn_qkv", N_EMBD, 2 * key + value)
+        w.matrix(f"{b}.attn_gate", N_EMBD, value)
     w.put(f"{b}.ssm_conv1d.weight", 0.6 * w.rng.standard_normal((2 * key + value, KERNEL)))
     w.matrix(f"{b}.ssm_ba", N_EMBD, 2 * VALUE_HEADS)
     w.vector(f"{b}.ssm_dt.bias", VALUE_HEADS, 1.0)
@@ -122,9 +125,10 @@ def phi_layer(w: Weights, b: str, i: int) -> None:
 
 
 def next_layer(w: Weights, b: str, i: int) -> None:
+    """The first layer projects as older files do."""
     w.norm(f"{b}.attn_norm")
     if (i + 1) % 2:
-        delta_net(w, b)
+        delta_net(w, b, legacy=i == 0)
     else:
         attention(w, b, qk_norm=True, gated=True)
     w.norm(f"{b}.post_attention_norm")

@@ -75,8 +75,11 @@ def read_delta_net(keys: Keys, *, grouped: bool) -> DeltaNet:
 
 
 def declare_delta_net(w: LayerWeights, d: DeltaNet, n_embd: int) -> None:
-    w.linear("attn_qkv", n_embd, d.conv_channels)
-    w.linear("attn_gate", n_embd, d.value_channels)
+    if d.grouped and w.has("ssm_in.weight"):
+        w.linear("ssm_in", n_embd, d.conv_channels + d.value_channels)
+    else:
+        w.linear("attn_qkv", n_embd, d.conv_channels)
+        w.linear("attn_gate", n_embd, d.value_channels)
     w.need("ssm_conv1d.weight", d.kernel, d.conv_channels)
     if d.grouped:
         w.linear("ssm_ba", n_embd, 2 * d.n_value_heads)
@@ -99,10 +102,9 @@ def delta_net_caches(d: DeltaNet, layer: int) -> list[CacheSpec]:
 def delta_net(s: Scope, h: Tensor, d: DeltaNet) -> Tensor:
     """[n_embd, n] to [n_embd, n]; reads each sequence's state by STATE_SLOTS and writes it by STATE_ROWS."""
     g, t, b = s.g, s.batch.seq_tokens, s.batch.n_seqs
-    mixed = g.reshape(s.linear(h, "attn_qkv"), d.conv_channels, t, b)
-    z = s.linear(h, "attn_gate")
+    mixed, z = _project(s, h, d)
     beta, decay = _gates(s, h, d)
-    convolved = _convolve(s, mixed, d)
+    convolved = _convolve(s, g.reshape(mixed, d.conv_channels, t, b), d)
     q = _key_heads(s, convolved, d, 0)
     k = _key_heads(s, convolved, d, d.key_channels)
     v = _heads(s, convolved, d, 2 * d.key_channels, d.n_value_heads)
@@ -116,6 +118,28 @@ def delta_net(s: Scope, h: Tensor, d: DeltaNet) -> Tensor:
     gate = g.unary(UnaryOp.SILU, g.reshape(z, d.head, d.n_value_heads * t * b))
     out = g.mul(s.rms_norm(heads, "ssm_norm"), gate)
     return s.linear(g.reshape(out, d.value_channels, t * b), "ssm_out")
+
+
+def _project(s: Scope, h: Tensor, d: DeltaNet) -> tuple[Tensor, Tensor]:
+    """Inputs of the convolution [q | k | v, n], and the output gate z [value channels, n].
+
+    Older files have one matrix instead, whose rows are q, k, v, z of the first key head, then of the next.
+    """
+    g = s.g
+    if s.optional("ssm_in.weight") is None:
+        return s.linear(h, "attn_qkv"), s.linear(h, "attn_gate")
+    both = s.linear(h, "ssm_in")
+    n = both.ne[1]
+    values = d.value_channels // d.n_key_heads
+    strides = (2 * (d.head + values) * _F32_BYTES, both.nb[1])
+
+    def part(width: int, first: int) -> Tensor:
+        window = g.view(both, (width, d.n_key_heads, n), strides, first * _F32_BYTES)
+        return g.cont(window, width * d.n_key_heads, n)
+
+    q, k = part(d.head, 0), part(d.head, d.head)
+    v, z = part(values, 2 * d.head), part(values, 2 * d.head + values)
+    return g.concat(g.concat(q, k, 0), v, 0), z
 
 
 def _gates(s: Scope, h: Tensor, d: DeltaNet) -> tuple[Tensor, Tensor]:
