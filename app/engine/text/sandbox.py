@@ -36,6 +36,10 @@ _ALLOWED_CHANGES = frozenset({"append", "pop"})
 
 _CHARS_PER_STEP = 16
 
+#: What calls cost in the time that one turn of a loop takes.
+_STEPS_PER_CALL = 6
+_STEPS_PER_MACRO = 30
+
 N = TypeVar("N", bound=nodes.Node)
 
 
@@ -89,6 +93,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         meter = meter_of(__context)
+        meter.charge(_STEPS_PER_CALL)
         if (method := bound_text(__obj, __self)) is not None:
             args = check_text_method(meter, *method, args)
         else:
@@ -154,7 +159,7 @@ class Instrument(NodeTransformer):
 
     def _with_tick(self, node: nodes.Macro | nodes.CallBlock) -> nodes.Node:
         node = self._inside(node)
-        node.body = [nodes.ExprStmt(_call(_TICK, nodes.Const(_cost(node.body)))), *node.body]
+        node.body = [nodes.ExprStmt(_call(_TICK, nodes.Const(_STEPS_PER_MACRO + _cost(node.body)))), *node.body]
         return node
 
     def _literal(self, node: nodes.Expr, values: list[nodes.Expr]) -> nodes.Node:

@@ -21,6 +21,7 @@ METER_KEY = "\0meter"
 #: The widest field, deepest indentation or longest list that a number in a template may ask for.
 _MOST_FILL = 10_000
 _MOST_BITS = 4096
+_STEPS_PER_FILTER = 4
 _WIDE_FIELD = re.compile(r"%[^%a-zA-Z]*(?:\*|\d{5})|\{[^{}]*(?:\d{5}|\{)")
 
 
@@ -122,6 +123,7 @@ def _metered(name: str, base: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(base, updated=())
     def run(context: Context, *args: Any, **options: Any) -> Any:
         meter = meter_of(context)
+        meter.charge(_STEPS_PER_FILTER)
         if guard is not None:
             guard(meter, *args, **options)
         if wants is None:

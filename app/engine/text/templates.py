@@ -187,11 +187,11 @@ class ChatTemplate:
         except TemplateRefusal as error:
             raise InvalidParameter(
                 f"the model's chat template refuses these messages: {error}", param="messages", code="template_refused"
-            ) from error
+            ) from None
         except TemplateLimit as error:
             raise RequestError(
                 f"the model's chat template does not finish within its limits: {error}", code="template_limit"
-            ) from error
+            ) from None
         except Exception as error:  # a template can fail in any way a program can
             raise RequestError(
                 f"the model's chat template fails on these messages: {_words(error)}",
