@@ -163,6 +163,19 @@ def _fused(w: Weights, b: str, i: int) -> None:
     llama_layer(w, b, i, fused=True)
 
 
+def _scaled(w: Weights, b: str, i: int) -> None:
+    """Matrices whose products are multiplied by a number of their own, as 4-bit float formats have them."""
+    llama_layer(w, b, i)
+    for name in ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"):
+        w.vector(f"{b}.{name}.scale", 1, 0.2, 1.0)
+
+
+def _scaled_experts(w: Weights, b: str, i: int) -> None:
+    _mixtral(w, b, i)
+    for name in ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"):
+        w.vector(f"{b}.{name}.scale", N_EXPERTS, 0.2, 1.0)
+
+
 def _mixtral(w: Weights, b: str, i: int) -> None:
     del i
     expert_layer(w, b, N_FF)
@@ -194,6 +207,8 @@ RECIPES: dict[str, Recipe] = {
         "llama", llama_layer, {**LONGROPE, "rope.scaling.original_context_length": 1024}, rope_factors=_BOTH
     ),
     "llama-fused": Recipe("llama", _fused),
+    "llama-scaled": Recipe("llama", _scaled),
+    "mixtral-scaled": Recipe("llama", _scaled_experts, EXPERT_KEYS),
     "mixtral": Recipe("llama", _mixtral, EXPERT_KEYS),
     "mistral3": Recipe(
         "mistral3",

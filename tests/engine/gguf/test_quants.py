@@ -78,8 +78,8 @@ def test_types_without_an_oracle_one_element_at_a_time(type_: GGMLType, mask: in
         assert got[e] == (1.5, -0.25)[e // n] * values[code]
 
 
-@pytest.mark.parametrize("type_", FILE_TYPES, ids=lambda t: t.name)
-def test_tensors_of_real_files(type_: GGMLType) -> None:
+@pytest.mark.parametrize("type_", sorted({*FILE_TYPES} - {GGMLType.NVFP4}), ids=lambda t: t.name)
+def test_tensors_of_golden_files(type_: GGMLType) -> None:
     folder = goldens_dir() / "models"
     found = 0
     for path in sorted(folder.glob(f"*-{type_.name}.gguf")):
@@ -88,8 +88,7 @@ def test_tensors_of_real_files(type_: GGMLType) -> None:
                 rows = np.frombuffer(file.data(info.name), np.uint8).reshape(-1, row_bytes(info.type, info.ne[0]))
                 assert np.array_equal(dequantize(info.type, rows), expected(info.type, rows)), info.name
                 found += 1
-    if not found:
-        pytest.skip(f"no golden model of type {type_.name}")
+    assert found
 
 
 def test_what_cannot_be_decoded_is_refused() -> None:
