@@ -62,12 +62,14 @@ class ClientSocket:
             target = target[before - parser.payload_left :]
 
     def send(self, *buffers: bytes | memoryview) -> None:
-        """A whole answer, however slowly the client takes it. Raises RemoteProtocolError, OSError."""
+        """A whole answer, however slowly it is taken; views are of bytes. Raises RemoteProtocolError, OSError."""
         try:
             n = self._sock.sendmsg(buffers)
         except BlockingIOError:
             n = 0
-        left = [memoryview(buffer).cast("B") for buffer in buffers if len(buffer)]
+        if n == sum(map(len, buffers)):
+            return
+        left = [memoryview(buffer) for buffer in buffers if len(buffer)]
         moved_at = time.monotonic()
         while True:
             while left and n >= len(left[0]):

@@ -23,10 +23,10 @@ from app.errors import DeviceLost, ProtocolError
 from app.rpc.counters import ConnectionStats, Counters
 from app.rpc.endpoint import Timeouts
 from app.rpc.handshake import Peer
-from app.rpc.messages import Request, answer_range, decode_answer
+from app.rpc.messages import Request, answer_range
 from app.rpc.outbox import Answer, Batch, Entry, LaneState, Outbox, now, settle
 from app.rpc.protocol import AnswerParser, encode
-from app.rpc.sockets import TICK_S, receive_tick, set_ticks
+from app.rpc.sockets import TICK_S, set_ticks
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class Dispatcher:
         self._handed_over: tuple[Batch, int] | None = None
         self._writer_wakes = threading.Condition(self._lock)
         self._writer: threading.Thread | None = None
-        self._last_answer_at = now()
+        self._received_at = now()
         set_ticks(sock, min(TICK_S, timeouts.answer_s / 4, timeouts.idle_s / 4))
         self._parser = AnswerParser()
         self._parser.understands_notices = peer.is_tandem
@@ -85,7 +85,7 @@ class Dispatcher:
         spec = self.peer.specs[request.command]
         least, most = answer_range(spec, request)
         future: Future[Any] = Future()
-        decode = None if spec.answer is None else lambda body: decode_answer(spec, body)
+        decode = None if spec.answer is None else spec.answer.unpack
         answer = Answer(request.command.name, least, most, future, into, decode)
         tail_bytes = 0 if tail is None else len(tail)
         frame = encode(request, self.peer.version, tail_bytes)
@@ -303,49 +303,49 @@ class Dispatcher:
     # -- reading --------------------------------------------------------------------------------------------------
 
     def _read(self) -> None:
+        parser = self._parser
         try:
             while True:
-                while self._deliver():
+                parser.received(self._receive(parser.space()))
+                while parser.buffered and self._deliver():
                     pass
-                self._receive(self._parser.space(), self._parser.received)
         except (OSError, ProtocolError, EOFError) as error:
             self._lose(_cause(error))
 
-    def _receive(self, space: memoryview, done: Any) -> None:
-        """Receive something, reporting the count to `done`. Raises EOFError, OSError."""
-        waited_since = now()
-        while (n := receive_tick(self._sock, space)) is None:
-            self._check_deadlines(waited_since)
-        if n == 0:
-            raise EOFError("the worker closed the connection")
-        self.counters.received_bytes += n
-        done(n)
+    def _receive(self, space: memoryview) -> int:
+        """Receive something. Raises EOFError, OSError."""
+        while True:
+            try:
+                n = self._sock.recv_into(space)
+            except BlockingIOError:  # one tick without a byte
+                self._check_deadlines()
+                continue
+            if n == 0:
+                raise EOFError("the worker closed the connection")
+            self._received_at = now()
+            self.counters.received_bytes += n
+            return n
 
-    def _check_deadlines(self, waited_since: float) -> None:
+    def _check_deadlines(self) -> None:
         """Called tick by tick while nothing arrives."""
         if self._lost is not None:
             raise EOFError(self._lost.cause)
         at = now()
         parser = self._parser
-        if (parser.buffered or parser.payload_left) and at - waited_since > self._timeouts.idle_s:
+        if (parser.buffered or parser.payload_left) and at - self._received_at > self._timeouts.idle_s:
             raise TimeoutError(f"an answer stopped in the middle for {self._timeouts.idle_s:g} s")
         with self._lock:
             head = self._pending[0] if self._pending else None
-        if head is None:
-            return
-        if at - max(head.written_at, self._last_answer_at) > self._timeouts.answer_s:
+        if head is not None and at - max(head.written_at, self._received_at) > self._timeouts.answer_s:
             raise TimeoutError(f"no answer to {head.command} within {self._timeouts.answer_s:g} s")
 
     def _deliver(self) -> bool:
         """Handle one answer if its beginning is there."""
-        parser = self._parser
-        if not parser.buffered:
-            return False
         with self._lock:
             if not self._pending:
                 raise ProtocolError("the worker sent bytes that nobody asked for")
             answer = self._pending[0]
-        size = parser.begin(answer.command, answer.least, answer.most)
+        size = self._parser.begin(answer.command, answer.least, answer.most)
         if size is None:
             return False
         wanted = answer.future.set_running_or_notify_cancel()
@@ -354,11 +354,9 @@ class Dispatcher:
             if self._lost is not None:  # whoever lost it has failed this answer too
                 raise EOFError(self._lost.cause)
             self._pending.popleft()
-        self._last_answer_at = now()
-        self.counters.answered(self._last_answer_at - answer.written_at)
+        self.counters.answered(self._received_at - answer.written_at)
         if wanted:
-            value = body if answer.decode is None else answer.decode(body)
-            answer.future.set_result(value)
+            answer.future.set_result(body if answer.decode is None else answer.decode(body))
         return True
 
     def _body(self, into: memoryview | None, size: int) -> memoryview:
@@ -366,19 +364,19 @@ class Dispatcher:
         parser = self._parser
         if into is None and size < DIRECT_BYTES:
             while (view := parser.take_body(size)) is None:
-                self._receive(parser.space(), parser.received)
+                parser.received(self._receive(parser.space()))
             return memoryview(bytes(view))
         target = np.empty(size, np.uint8).data if into is None else into
         at = 0
         while at < size:
-            if parser.buffered:
-                part = parser.take_payload(size - at)
+            part = parser.take_payload(size - at)
+            if part:
                 target[at : at + len(part)] = part
                 at += len(part)
             else:
-                before = parser.payload_left
-                self._receive(target[at:size], parser.passed)
-                at += before - parser.payload_left
+                n = self._receive(target[at:size])
+                parser.passed(n)
+                at += n
         return target
 
     # -- losing ---------------------------------------------------------------------------------------------------

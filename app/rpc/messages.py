@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from operator import attrgetter
 from typing import Any, ClassVar
 
 from app.engine.ggml import MAX_SRC
@@ -292,7 +293,7 @@ class Layout:
     A field may be left out of one version's wire (`omit`); it is decoded as zero.
     """
 
-    __slots__ = ("codes", "_names", "_plain", "_struct", "fixed_bytes", "has_tail", "message_type", "omit")
+    __slots__ = ("codes", "_names", "_plain", "_struct", "_values", "fixed_bytes", "has_tail", "message_type", "omit")
 
     def __init__(self, message_type: type[Any], codes: str, *, omit: str | None = None) -> None:
         names = [field.name for field in fields(message_type)]
@@ -305,11 +306,12 @@ class Layout:
         self._struct = struct.Struct("<" + "".join(_expanded(code) for code in heads))
         self.fixed_bytes = self._struct.size
         self._plain = omit is None and not any("T" in code or code == "*" for code in self.codes)
+        self._values = _getter(names)
 
     def pack(self, message: Any) -> bytes:
         """The bytes of everything but the tail."""
         if self._plain:
-            return self._struct.pack(*[getattr(message, name) for name in self._names])
+            return self._struct.pack(*self._values(message))
         values: list[Any] = []
         for code, name in zip(self.codes, self._names, strict=True):
             value = getattr(message, name)
@@ -343,6 +345,13 @@ class Layout:
             tensors = tuple(tensor_from_values(span[i : i + TENSOR_VALUES]) for i in range(0, len(span), TENSOR_VALUES))
             decoded[name] = tensors if len(code) > 1 else tensors[0]
         return self.message_type(**decoded)
+
+
+def _getter(names: list[str]) -> Callable[[Any], tuple[Any, ...]]:
+    """Reads these fields of a message in one call."""
+    if len(names) > 1:
+        return attrgetter(*names)
+    return (lambda message: (getattr(message, names[0]),)) if names else (lambda message: ())
 
 
 def _expanded(code: str) -> str:

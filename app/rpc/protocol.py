@@ -32,8 +32,8 @@ _COMMANDS = {int(command): command for command in Command}
 
 def encode(request: Request, version: tuple[int, int], payload_bytes: int = 0) -> bytes:
     """The bytes of a request before its tail or bulk data, which must be sent right behind (`payload_bytes` in all)."""
-    packed = SPECS[version][request.command].request.pack(request)
-    return REQUEST_HEADER.pack(request.command, len(packed) + payload_bytes) + packed
+    layout = SPECS[version][request.command].request
+    return REQUEST_HEADER.pack(request.command, layout.fixed_bytes + payload_bytes) + layout.pack(request)
 
 
 def encode_answer(layout: Layout, answer: Any) -> bytes:
@@ -47,11 +47,10 @@ def encode_error_notice(reason: str) -> bytes:
     return ANSWER_HEADER.pack(ERROR_NOTICE) + ERROR_NOTICE_LENGTH.pack(len(text)) + text
 
 
-class ReceiveBuffer:
-    """Received bytes that are not understood yet.
+class _Parser:
+    """What both roles share: received bytes that are not understood yet, payload that passes by, and poisoning.
 
-    It grows as bytes arrive, never on an announced size, and hands out views of its own memory: a view is valid until
-    the next call of `space`.
+    Memory grows as bytes arrive, never on an announced size. Views of it are handed out and valid until `space`.
     """
 
     def __init__(self) -> None:
@@ -59,61 +58,30 @@ class ReceiveBuffer:
         self._view = memoryview(self._memory)
         self._start = 0
         self._end = 0
+        self._error: RemoteProtocolError | None = None
+        self.payload_left = 0
 
-    def __len__(self) -> int:
-        return self._end - self._start
-
-    def space(self, wanted: int = 1) -> memoryview:
-        """Free memory to receive into, at least one byte; more when `wanted` says that more will come."""
+    def space(self) -> memoryview:
+        """Where to receive the next bytes. Valid until the next call; views given out before are not valid any more."""
         if self._start == self._end:
             self._start = self._end = 0
             if len(self._memory) > _KEEP_BYTES:
-                self._memory = bytearray(_FIRST_BYTES)
-                self._view = memoryview(self._memory)
-        free = len(self._memory) - self._end
-        if free < min(wanted, _FIRST_BYTES):
-            self._make_room()
+                self._move_to(bytearray(_FIRST_BYTES))
+        elif self._end == len(self._memory):
+            held = self._end - self._start
+            size = len(self._memory)
+            self._move_to(bytearray(size * 2 if held * 2 > size else size))
         return self._view[self._end :]
 
-    def _make_room(self) -> None:
-        """Move to the front, into twice the memory when more than half of it is in use."""
-        held = len(self)
-        size = len(self._memory)
-        memory = bytearray(size * 2 if held * 2 > size else size)
+    def _move_to(self, memory: bytearray) -> None:
+        held = self._end - self._start
         memory[:held] = self._view[self._start : self._end]
         self._memory, self._view = memory, memoryview(memory)
         self._start, self._end = 0, held
 
     def received(self, n: int) -> None:
-        self._end += n
-
-    def peek(self, n: int) -> memoryview:
-        return self._view[self._start : self._start + n]
-
-    def take(self, n: int) -> memoryview:
-        """The next bytes, at most `n`."""
-        end = min(self._start + n, self._end)
-        taken = self._view[self._start : end]
-        self._start = end
-        return taken
-
-
-class _Parser:
-    """What both roles share: the buffer, the payload that passes by, and poisoning."""
-
-    def __init__(self) -> None:
-        self._buffer = ReceiveBuffer()
-        self._error: RemoteProtocolError | None = None
-        self._missing = 1
-        self.payload_left = 0
-
-    def space(self) -> memoryview:
-        """Where to receive the next bytes. Valid until the next call; views given out before are not valid any more."""
-        return self._buffer.space(self._missing)
-
-    def received(self, n: int) -> None:
         """`n` bytes were put into `space()`."""
-        self._buffer.received(n)
+        self._end += n
 
     def feed(self, data: bytes | memoryview) -> None:
         """Copy bytes in; for callers that have them already."""
@@ -128,24 +96,24 @@ class _Parser:
     @property
     def buffered(self) -> int:
         """Bytes received but not understood yet."""
-        return len(self._buffer)
+        return self._end - self._start
 
     def take_payload(self, most: int) -> memoryview:
         """Payload bytes that were received together with the header, at most `most`; empty when there are none."""
-        taken = self._buffer.take(min(most, self.payload_left))
-        self.payload_left -= len(taken)
-        return taken
+        n = min(most, self.payload_left, self._end - self._start)
+        self.payload_left -= n
+        return self._take(n)
 
     def passed(self, n: int) -> None:
         """`n` payload bytes went from the socket straight to their place."""
-        if n > self.payload_left or len(self._buffer):
+        if n > self.payload_left or self.buffered:
             raise LocalProtocolError(f"{n} payload bytes passed by, but {self.payload_left} were due")
         self.payload_left -= n
 
-    def _ready(self, n: int) -> bool:
-        """Whether `n` bytes are there; remembers how many are missing."""
-        self._missing = n - len(self._buffer)
-        return self._missing <= 0
+    def _take(self, n: int) -> memoryview:
+        start = self._start
+        self._start = start + n
+        return self._view[start : start + n]
 
     def _check(self) -> None:
         if self._error is not None:
@@ -171,7 +139,6 @@ class RequestParser(_Parser):
         self._max_message_bytes = max_message_bytes
         self.greeted = False
         self._spec: Spec | None = None
-        self._command = Command.HELLO
         self._size = 0
 
     def next_request(self) -> Request | None:
@@ -179,39 +146,48 @@ class RequestParser(_Parser):
 
         The message may hold views that are valid until the next call of `space`.
         """
-        self._check()
-        if self._spec is None:
-            self._read_header()
-            if self._spec is None:
-                return None
+        if self._error is not None or self.payload_left:
+            self._check()
         spec = self._spec
+        if spec is None:
+            spec = self._read_header()
+            if spec is None:
+                return None
         wanted = spec.request.fixed_bytes if spec.streams else self._size
-        if not self._ready(wanted):
+        if self._end - self._start < wanted:
             return None
         self._spec = None
         self.payload_left = self._size - wanted
-        request: Request = spec.request.unpack(self._buffer.take(wanted))
+        request: Request = spec.request.unpack(self._take(wanted))
         return request
 
     @property
     def mid_request(self) -> bool:
         """Whether a request has begun to arrive and is not complete."""
-        return self._spec is not None or len(self._buffer) > 0 or self.payload_left > 0
+        return self._spec is not None or self.buffered > 0 or self.payload_left > 0
 
-    def _read_header(self) -> None:
-        if len(self._buffer):
-            self._check_command(self._buffer.peek(1)[0])
-        if not self._ready(REQUEST_HEADER.size):
-            return
-        number, size = REQUEST_HEADER.unpack(self._buffer.take(REQUEST_HEADER.size))
-        command = _COMMANDS[number]
-        spec = self._specs[command]
-        try:
-            messages.check_request_size(spec, command, size, self._max_message_bytes)
-        except RemoteProtocolError as error:
-            raise self._refuse(str(error)) from None
+    def _read_header(self) -> Spec | None:
+        """Take a header and check it, as soon as it is there; the very first byte is looked at before that."""
+        start = self._start
+        if start == self._end:
+            return None
+        number = self._view[start]
+        if number not in _COMMANDS or (number == Command.HELLO) == self.greeted:
+            self._check_command(number)
+        if self._end - start < REQUEST_HEADER.size:
+            return None
+        (_, size) = REQUEST_HEADER.unpack_from(self._view, start)
+        self._start = start + REQUEST_HEADER.size
+        spec = self._specs[_COMMANDS[number]]
+        fixed = spec.request.fixed_bytes
+        if size != fixed:
+            try:
+                messages.check_request_size(spec, _COMMANDS[number], size, self._max_message_bytes)
+            except RemoteProtocolError as error:
+                raise self._refuse(str(error)) from None
         self.greeted = True
-        self._spec, self._command, self._size = spec, command, size
+        self._spec, self._size = spec, size
+        return spec
 
     def _check_command(self, number: int) -> None:
         """Refuse on the very first byte: whoever speaks HTTP or TLS to this port shall know at once."""
@@ -235,13 +211,16 @@ class AnswerParser(_Parser):
 
     def begin(self, command: str, least: int, most: int) -> int | None:
         """The size of the next answer's body, or None when more bytes are needed. Raises RemoteProtocolError."""
-        self._check()
+        if self._error is not None or self.payload_left:
+            self._check()
         if self._in_notice:
             self._read_notice()
             return None
-        if not self._ready(ANSWER_HEADER.size):
+        start = self._start
+        if self._end - start < ANSWER_HEADER.size:
             return None
-        (size,) = ANSWER_HEADER.unpack(self._buffer.take(ANSWER_HEADER.size))
+        (size,) = ANSWER_HEADER.unpack_from(self._view, start)
+        self._start = start + ANSWER_HEADER.size
         if size == ERROR_NOTICE and self.understands_notices:
             self._in_notice = True
             self._read_notice()
@@ -249,22 +228,20 @@ class AnswerParser(_Parser):
         if not least <= size <= most:
             allowed = f"{least}" if least == most else f"{least} to {most}"
             raise self._refuse(f"the answer to {command} announces {size} bytes, allowed are {allowed}")
-        self.payload_left = int(size)
-        return self.payload_left
+        self.payload_left = size
+        return int(size)
 
     def take_body(self, size: int) -> memoryview | None:
         """A small body as one view once it is complete, valid until the next call of `space`."""
-        if not self._ready(size):
-            return None
-        return self.take_payload(size)
+        return None if self._end - self._start < size else self.take_payload(size)
 
     def _read_notice(self) -> None:
-        if not self._ready(ERROR_NOTICE_LENGTH.size):
+        head = ERROR_NOTICE_LENGTH.size
+        if self.buffered < head:
             return
-        (length,) = ERROR_NOTICE_LENGTH.unpack(self._buffer.peek(ERROR_NOTICE_LENGTH.size))
+        (length,) = ERROR_NOTICE_LENGTH.unpack_from(self._view, self._start)
         if length > MAX_ERROR_NOTICE_BYTES:
             raise self._refuse(f"the worker's error notice announces {length} bytes")
-        if self._ready(ERROR_NOTICE_LENGTH.size + length):
-            self._buffer.take(ERROR_NOTICE_LENGTH.size)
-            text = bytes(self._buffer.take(length)).decode(errors="replace")
+        if self.buffered >= head + length:
+            text = bytes(self._take(head + length)[head:]).decode(errors="replace")
             raise self._refuse(f"the worker says: {text}")

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
+from app.engine.device import Device
 from app.engine.ggml import Op, TensorFlag
 from app.engine.program import PlacedTensor
 from app.errors import DeviceError, RemoteProtocolError, TandemError
@@ -22,6 +23,7 @@ from app.rpc.graphs import Graph, Graphs
 from app.rpc.holdings import Holdings, Spot
 from app.rpc.lower import OPS, checked_type, locate_tensor
 from app.rpc.protocol import RequestParser, encode_answer
+from app.rpc.station import Station
 from app.rpc.transfers import BATCH_ITEM
 from app.rpc.weight_cache import CacheWriter
 from app.rpc.wire import ANSWER_HEADER, FIRST_EXTENSION, TANDEM_PAD, Command, RpcTensor
@@ -51,6 +53,8 @@ class Session:
         self._holdings = Holdings(worker.stations, worker.new_address)
         self._graphs = Graphs(self._holdings, client)
         self._understands_notices = False
+        #: Devices that were given work since they were last seen to be done with all of it.
+        self._busy: set[Station] = set()
         self._failure: str | None = None
 
     def run(self) -> None:
@@ -92,6 +96,11 @@ class Session:
         if self._failure is not None:
             raise DeviceError(self._failure)
 
+    def _work_for(self, station: Station) -> Device:
+        """The device, which is about to be given something to do."""
+        self._busy.add(station)
+        return station.device
+
     def _answer(self, command: Command, answer: Any) -> None:
         self._check()
         layout = self._specs[command].answer
@@ -110,9 +119,11 @@ class Session:
 
     def _get_alignment(self, request: m.GetAlignment) -> None:
         """The cheapest answer is also the client's event: it proves that everything before it is done."""
-        device = self._holdings.station(request.device).device
-        device.record().result()
-        self._answer(request.command, m.Value(device.caps.alignment_bytes))
+        station = self._holdings.station(request.device)
+        if station in self._busy:
+            station.device.record().result()
+            self._busy.discard(station)
+        self._answer(request.command, m.Value(station.device.caps.alignment_bytes))
 
     def _get_max_size(self, request: m.GetMaxSize) -> None:
         self._answer(request.command, m.Value(self._holdings.station(request.device).device.caps.max_buffer_bytes))
@@ -145,7 +156,7 @@ class Session:
 
     def _buffer_clear(self, request: m.BufferClear) -> None:
         mapped = self._holdings.mapped(request.remote_ptr)
-        device = self._holdings.station(mapped.device).device
+        device = self._work_for(self._holdings.station(mapped.device))
         device.fill(mapped.buffer, 0, mapped.buffer.size_bytes, request.value)
 
     # -- bytes ----------------------------------------------------------------------------------------------------
@@ -169,6 +180,7 @@ class Session:
 
     def _receive(self, spot: Spot, size: int, keeper: CacheWriter | None) -> None:
         """Bulk data in pieces, each handed to the device while the next arrives; memory does not grow with `size`."""
+        device = self._work_for(spot.station)
         moving: list[tuple[Future[None], bytearray]] = []
         for start in range(0, size, PIECE_BYTES):
             n = min(PIECE_BYTES, size - start)
@@ -181,7 +193,7 @@ class Session:
             self._socket.receive_payload(view)
             if keeper is not None:
                 keeper.add(view)
-            moving.append((spot.station.device.write(spot.buffer, spot.offset + start, view), piece))
+            moving.append((device.write(spot.buffer, spot.offset + start, view), piece))
 
     def _set_tensor_hash(self, request: m.SetTensorHash) -> None:
         """Only bytes that fill the tensor exactly are taken: a hash says little without its length."""
@@ -192,7 +204,7 @@ class Session:
         data = self._worker.weights.find(request.hash, size)
         if data is not None:
             spot = self._holdings.range(request.tensor, request.offset, size)
-            spot.station.device.write(spot.buffer, spot.offset, data)
+            self._work_for(spot.station).write(spot.buffer, spot.offset, data)
         self._answer(request.command, m.Value(int(data is not None)))
 
     def _get_tensor(self, request: m.GetTensor) -> None:
@@ -212,6 +224,7 @@ class Session:
             self._check()
             self._socket.send(header, piece)
             header = b""
+        self._busy.discard(spot.station)
 
     def _copy_tensor(self, request: m.CopyTensor) -> None:
         """Refused with 0, so that the client moves the bytes itself, when a device cannot do it alone."""
@@ -222,14 +235,14 @@ class Session:
         overlap = source.buffer is target.buffer and source_at < target_at + n and target_at < source_at + n
         done = source.device == target.device and not overlap
         if done and n:
-            device = self._holdings.station(source.device).device
+            device = self._work_for(self._holdings.station(source.device))
             device.copy(source.buffer, source_at, target.buffer, target_at, n)
         self._answer(request.command, m.Value(int(done)))
 
     def _memset_tensor(self, request: m.MemsetTensor) -> None:
         spot = self._holdings.range(request.tensor, request.offset, request.size_bytes)
         if request.size_bytes:
-            spot.station.device.fill(spot.buffer, spot.offset, request.size_bytes, request.value)
+            self._work_for(spot.station).fill(spot.buffer, spot.offset, request.size_bytes, request.value)
 
     def _init_tensor(self, request: m.InitTensor) -> None:
         """Our devices read no padding, so there is nothing to zero; the tensor must be right all the same."""
@@ -258,6 +271,7 @@ class Session:
         self._graphs.drop(request.device, request.graph_id)
 
     def _run(self, graph: Graph) -> None:
+        self._busy.add(graph.station)
         graph.station.run(graph.handle).add_done_callback(self._ran)
 
     def _ran(self, event: Future[None]) -> None:
@@ -289,7 +303,7 @@ class Session:
             if at > len(items):
                 raise RemoteProtocolError(f"a batch announces {size} bytes, {len(items) - data_at} are left")
             spot = self._holdings.at(address, size)
-            spot.station.device.write(spot.buffer, spot.offset, items[data_at:at])
+            self._work_for(spot.station).write(spot.buffer, spot.offset, items[data_at:at])
 
     def _read_region(self, request: m.ReadRegion) -> None:
         self._send(self._holdings.at(request.address, request.size_bytes), request.size_bytes)
