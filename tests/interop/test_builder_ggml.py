@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +12,7 @@ from app.engine.builder import GraphBuilder
 from app.engine.ggml import GGMLType, GluOp, Op, RopeMode, UnaryOp
 from app.engine.graph import Tensor, leaf
 from app.engine.rope import RopeParams
+from tests.interop.ggml_base import ggml_base
 
 pytestmark = pytest.mark.interop
 
@@ -43,23 +42,11 @@ class InitParams(ctypes.Structure):
     _fields_ = [("mem_size", ctypes.c_size_t), ("mem_buffer", ctypes.c_void_p), ("no_alloc", ctypes.c_bool)]
 
 
-def library() -> Path:
-    """libggml-base of the build named by TANDEM_GGML_BASE, or of llama-cpp-python in the cache of interop tests."""
-    if "TANDEM_GGML_BASE" in os.environ:
-        return Path(os.environ["TANDEM_GGML_BASE"])
-    found = sorted(
-        (Path.home() / ".cache/tandem").glob("interop-venv/lib/python3*/site-packages/llama_cpp/lib/libggml-base.so")
-    )
-    if not found:
-        pytest.skip("no libggml-base.so; set TANDEM_GGML_BASE")
-    return found[0]
-
-
 class Upstream:
     """ggml's constructors on a context without memory; a leaf of ours stands for the same leaf there."""
 
     def __init__(self) -> None:
-        self.lib = ctypes.CDLL(str(library()))
+        self.lib = ggml_base()
         self.lib.ggml_init.restype = ctypes.c_void_p
         self.lib.ggml_init.argtypes = [InitParams]
         self.lib.ggml_free.argtypes = [ctypes.c_void_p]
