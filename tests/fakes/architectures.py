@@ -232,7 +232,7 @@ RECIPES: dict[str, Recipe] = {
     "phi3-long": Recipe(
         "phi3", phi_layer, {**LONGROPE, "rope.scaling.original_context_length": 128}, 2, _BOTH, n_rot=12
     ),
-    "phi3-short": Recipe("phi3", phi_layer, {**LONGROPE, "rope.scaling.original_context_length": 1024}, 2, _BOTH),
+    "phi3-short": Recipe("phi3", phi_layer, {"rope.scaling.original_context_length": 1024}, 2, _BOTH),
     "phi3-plain": Recipe("phi3", phi_layer, {"attention.sliding_window": 8}),
     "gemma3-softcap": Recipe(
         "gemma3",

@@ -8,19 +8,22 @@ from app.engine.ggml import GluOp, RopeMode
 from app.engine.graph import Tensor
 from app.engine.models.attention import Attention
 from app.engine.models.decoder import Decoder
-from app.engine.models.rope import factor_tensor
+from app.engine.models.rope import factor_tensor_by_context
 from app.engine.models.scope import Scope
 from app.engine.models.weights import LayerWeights
 
 
 class Phi3(Decoder):
-    """The sliding window some files name is not used: every layer sees everything."""
+    """The sliding window some files name is not used: every layer sees everything.
+
+    The two sets of rope factors count whatever scaling the file names; most files name none.
+    """
 
     rope_mode = RopeMode.NEOX
 
     def read(self) -> None:
         super().read()
-        self.rope_factors = factor_tensor(self.keys, self.n_ctx)
+        self.rope_factors = factor_tensor_by_context(self.keys, self.n_ctx)
 
     def attention(self, layer: int) -> Attention:
         return replace(super().attention(layer), scale=1.0, q_scale=self.p.attn_scale)

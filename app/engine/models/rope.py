@@ -58,11 +58,14 @@ def scaling_type(keys: Keys) -> str:
 
 
 def factor_tensor(keys: Keys, n_ctx: int) -> str | None:
-    """The tensor of frequency factors this model has: one for all contexts, or one of two by the context's length."""
-    tensors = keys.gguf.tensors
+    """The tensor of frequency factors this model has: one for all contexts, or for longrope one of two."""
     if scaling_type(keys) == "longrope":
-        original = keys.integer("rope.scaling.original_context_length", keys.integer("context_length"))
-        name = "rope_factors_long.weight" if n_ctx > original else "rope_factors_short.weight"
-        if name in tensors:
-            return name
-    return "rope_freqs.weight" if "rope_freqs.weight" in tensors else None
+        return factor_tensor_by_context(keys, n_ctx)
+    return "rope_freqs.weight" if "rope_freqs.weight" in keys.gguf.tensors else None
+
+
+def factor_tensor_by_context(keys: Keys, n_ctx: int) -> str | None:
+    """The long factors when a sequence may be longer than the original context, else the short ones."""
+    original = keys.integer("rope.scaling.original_context_length", keys.integer("context_length"))
+    name = f"rope_factors_{'long' if n_ctx > original else 'short'}.weight"
+    return name if name in keys.gguf.tensors else None
