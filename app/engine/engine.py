@@ -19,6 +19,7 @@ from typing import Any
 from app.engine.executor import Executor, Running
 from app.engine.live import LiveRequest
 from app.engine.request import FinishReason, GenerateRequest
+from app.engine.sampling import SamplerFactory
 from app.engine.service import ModelInfo, Phase, ServiceStatus, SlotInfo
 from app.engine.serving.scheduler import Scheduler
 from app.engine.serving.types import Choice, Ended, OutputKind, SchedulerConfig, Ubatch
@@ -61,6 +62,7 @@ class Engine:
         self.tokenizer = parts.tokenizer
         self.template = parts.template
         self._config = parts.config
+        self._samplers = SamplerFactory(parts.tokenizer, parts.info.n_vocab)
         self._scheduler = Scheduler(parts.config)
         self._executor = parts.executor
         self._recovery = parts.recovery
@@ -89,9 +91,10 @@ class Engine:
         self._check_ready()
         if len(request.prompt) >= self._config.n_ctx:
             raise ContextLengthExceeded(len(request.prompt), self._config.n_ctx)
+        sampler = self._samplers.make(request)
         self._admit()
         stream = EventStream(request.id, self.abort)
-        live = LiveRequest(request, stream, self._sampler(request), self.tokenizer, self._clock())
+        live = LiveRequest(request, stream, sampler, self.tokenizer, self._clock())
         self._post(lambda: self._add(live))
         return stream
 
@@ -106,6 +109,10 @@ class Engine:
 
     def counters(self) -> Mapping[str, float]:
         return {**self._scheduler.counters(), **self._counters, "requests_in_flight": float(self._n_open)}
+
+    def check_integrity(self) -> None:
+        """Verify the serving state's invariants. Only when the engine is closed or idle."""
+        self._scheduler.check_integrity()
 
     def close(self, *, drain_s: float = 0.0) -> None:
         """Stop admitting, give running requests `drain_s` seconds, end the rest, and stop the thread."""

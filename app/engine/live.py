@@ -18,7 +18,7 @@ from app.engine.request import (
     TokenInfo,
     TokenLogprob,
 )
-from app.engine.serving.sampler import Sampler, logprobs_of
+from app.engine.serving.sampler import Sampler, score
 from app.engine.serving.types import Ended, Report
 from app.engine.stream import EventStream
 from app.engine.text.tokenizer import Tokenizer
@@ -74,8 +74,8 @@ class LiveRequest:
         """Note how likely a prompt token was; called in prompt order."""
         if not self._prompt_logprobs:
             self._prompt_logprobs.append(self._info(self.request.prompt[0], None, ()))
-        logprob, top = logprobs_of(logits, target, self.request.sampling.n_logprobs or 0)
-        self._prompt_logprobs.append(self._info(target, logprob, top))
+        scored = score(logits, target, self.request.sampling.n_logprobs or 0)
+        self._prompt_logprobs.append(self._info(target, scored.logprob, scored.top))
 
     def _info(self, token: int, logprob: float | None, top: tuple[TokenLogprob, ...]) -> TokenInfo:
         piece = self._tokenizer.piece(token, show_special=self.request.show_special)

@@ -1,0 +1,272 @@
+"""The step loop over a real tiny model: answers, reuse, refusals, aborts, and every way to fail."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from app.engine.device import Device
+from app.engine.devices.numpy import NumpyDevice
+from app.engine.engine import Engine
+from app.engine.executor import Executor
+from app.engine.ggml import GGMLType
+from app.engine.gguf.reader import GGUFFile
+from app.engine.program import Buffer
+from app.engine.request import Delta, FinishReason, Progress, SamplingParams
+from app.engine.service import Phase
+from app.errors import ContextLengthExceeded, DeviceLost, InternalError, InvalidParameter, NotReady, QueueFull
+from tests.fakes.gguf import TinyLlama, write_tiny_llama
+from tests.fakes.serving import collect, finished, open_engine, request, started, text_of, tokens_of
+from tests.fakes.stack import Stack
+
+PROMPT = np.random.default_rng(11).integers(33, 120, 90).tolist()
+OpenEngine = Callable[..., Engine]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_llama(tmp_path_factory.mktemp("engine") / "tiny.gguf", TinyLlama(GGMLType.Q8_0))
+
+
+@pytest.fixture
+def open_(model: Path) -> Iterator[OpenEngine]:
+    opened: list[Engine] = []
+    devices: list[Device] = []
+
+    def open_one(n_devices: int = 1, device: Device | None = None, **sizes: object) -> Engine:
+        mine = [device] if device is not None else [NumpyDevice(f"D{i}") for i in range(n_devices)]
+        devices.extend(mine)
+        opened.append(open_engine(model, mine, **sizes))  # type: ignore[arg-type]
+        return opened[-1]
+
+    yield open_one
+    for engine in opened:
+        engine.close()
+        engine.check_integrity()
+    for device in devices:
+        device.close()
+
+
+def test_greedy_answers_are_the_model_s_own(model: Path, open_: OpenEngine) -> None:
+    stack = Stack(GGUFFile.open(model), [NumpyDevice("S")], cache_type=GGMLType.F16, n_cells=512, max_tokens=64)
+    want, _ = stack.greedy(PROMPT, 10)
+    stack.close()
+    for n_devices in (1, 2):
+        events = asyncio.run(collect(open_(n_devices), request("a", PROMPT, 10)))
+        n_told = len(tokens_of(events))
+        assert tokens_of(events) == want[:n_told]
+        ending = finished(events)
+        assert ending.completion_tokens in (n_told, n_told + 1)  # an end-of-generation token is counted, not told
+        assert ending.prompt_tokens == 90 and started(events).cached_tokens == 0
+
+
+def test_a_second_request_reuses_the_prefix_and_answers_the_same(open_: OpenEngine) -> None:
+    engine = open_()
+    first = asyncio.run(collect(engine, request("a", PROMPT)))
+    second = asyncio.run(collect(engine, request("b", PROMPT)))
+    assert finished(second).cached_tokens == len(PROMPT) - 1
+    assert tokens_of(second) == tokens_of(first)
+    cold = asyncio.run(collect(engine, request("c", PROMPT, cache_prompt=False)))
+    assert finished(cold).cached_tokens == 0 and tokens_of(cold) == tokens_of(first)
+
+
+def test_seeded_answers_repeat_and_seeds_differ(open_: OpenEngine) -> None:
+    engine = open_()
+
+    def answer(id_: str, seed: int | None) -> list[int]:
+        sampling = SamplingParams(temperature=1.5, top_k=0, top_p=1.0, min_p=0.0, seed=seed, ignore_eos=True)
+        return tokens_of(asyncio.run(collect(engine, request(id_, PROMPT, 12, sampling=sampling))))
+
+    assert answer("a", 5) == answer("b", 5)
+    assert answer("c", 6) != answer("d", 5)
+    assert answer("e", None) != answer("f", None)
+
+
+def test_requests_run_side_by_side(open_: OpenEngine) -> None:
+    engine = open_(n_slots=3, ctx_size=1024)
+
+    async def crowd() -> list[list[int]]:
+        wanted = [request(f"r{i}", PROMPT[i:], 6) for i in range(6)]
+        return [tokens_of(events) for events in await asyncio.gather(*(collect(engine, r) for r in wanted))]
+
+    answers = asyncio.run(crowd())
+    assert all(answers) and engine.counters()["requests_total"] == 6
+
+
+def test_progress_is_told_when_asked(open_: OpenEngine) -> None:
+    events = asyncio.run(collect(open_(n_ubatch=32), request("a", PROMPT, 2, report_progress=True)))
+    seen = [event.processed_tokens for event in events if isinstance(event, Progress)]
+    assert seen == sorted(seen) and seen[-1] == len(PROMPT) and len(seen) >= 3
+
+
+def test_prompt_logprobs_cover_every_token_and_ignore_chunking(open_: OpenEngine) -> None:
+    sampling = SamplingParams(temperature=0.0, n_logprobs=2)
+    got = []
+    for n_ubatch in (64, 16):
+        wanted = request("a", PROMPT[:40], 1, prompt_logprobs=True, sampling=sampling)
+        got.append(finished(asyncio.run(collect(open_(n_ubatch=n_ubatch), wanted))).prompt_logprobs)
+    assert [info.token for info in got[0]] == PROMPT[:40]
+    assert got[0][0].logprob is None and all(info.logprob is not None and info.logprob <= 0 for info in got[0][1:])
+    assert all(len(info.top) == 2 for info in got[0][1:])
+    for one, other in zip(got[0][1:], got[1][1:], strict=True):
+        assert one.logprob == pytest.approx(other.logprob, abs=1e-3)
+
+
+def test_a_full_context_ends_with_length(open_: OpenEngine) -> None:
+    engine = open_(ctx_size=256, n_slots=1)
+    sampling = SamplingParams(temperature=0.0, ignore_eos=True)
+    events = asyncio.run(collect(engine, request("a", (PROMPT * 3)[:200], None, sampling=sampling)))
+    assert finished(events).reason is FinishReason.LENGTH
+    assert 200 + finished(events).completion_tokens in (256, 257)
+    with pytest.raises(ContextLengthExceeded, match="256 tokens"):
+        asyncio.run(collect(engine, request("b", (PROMPT * 3)[:256])))
+
+
+def test_stop_strings_end_the_answer(open_: OpenEngine) -> None:
+    engine = open_()
+    sampling = SamplingParams(temperature=0.0, ignore_eos=True)
+    whole = text_of(asyncio.run(collect(engine, request("a", PROMPT, 24, sampling=sampling))))
+    stop = whole[len(whole) // 2 :][:2]
+    events = asyncio.run(collect(engine, request("b", PROMPT, 24, sampling=sampling, stop=(stop,))))
+    assert text_of(events) == whole[: whole.index(stop)]
+    assert (finished(events).reason, finished(events).stop_string) == (FinishReason.STOP, stop)
+
+
+def test_a_wrong_parameter_is_refused_at_once(open_: OpenEngine) -> None:
+    engine = open_()
+    wrong = request("a", PROMPT, sampling=SamplingParams(logit_bias={10**6: 1.0}))
+
+    async def submit() -> None:
+        engine.submit(wrong)
+
+    with pytest.raises(InvalidParameter, match="1000000"):
+        asyncio.run(submit())
+    assert asyncio.run(collect(engine, request("b", PROMPT, 2)))
+
+
+class Gated(NumpyDevice):
+    """Runs nothing until its gate is opened."""
+
+    def __init__(self) -> None:
+        super().__init__("G")
+        self.open = threading.Event()
+
+    def run(self, handle: object) -> None:
+        self._lane.submit(self.open.wait)
+        super().run(handle)  # type: ignore[arg-type]
+
+
+def test_a_full_queue_refuses_and_aborts_free_their_places(open_: OpenEngine) -> None:
+    device = Gated()
+    engine = open_(device=device, n_slots=1, max_queue=1)
+
+    async def scene() -> None:
+        running, waiting = engine.submit(request("run", PROMPT)), engine.submit(request("wait", PROMPT[::-1]))
+        with pytest.raises(QueueFull, match="2 requests") as refused:
+            engine.submit(request("more", PROMPT))
+        assert refused.value.retry_after_s > 0
+        waiting.abort()
+        assert finished([event async for event in waiting]).reason is FinishReason.ABORT
+        running.abort()
+        assert finished([event async for event in running]).reason is FinishReason.ABORT
+        device.open.set()
+        assert tokens_of(await collect(engine, request("after", PROMPT)))
+
+    asyncio.run(scene())
+    assert engine.counters()["requests_in_flight"] == 0
+
+
+def test_a_deadline_ends_a_request(open_: OpenEngine) -> None:
+    device = Gated()
+    engine = open_(device=device)
+    events = asyncio.run(collect(engine, request("late", PROMPT, deadline_s=0.05)))
+    assert finished(events).reason is FinishReason.ABORT
+    device.open.set()
+
+
+class Losable(NumpyDevice):
+    """Is lost when told to: every later run fails, as does everything asked of it."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.lost = False
+
+    def run(self, handle: object) -> None:
+        if self.lost:
+            self._lane.submit(self._raise)
+        super().run(handle)  # type: ignore[arg-type]
+
+    def _raise(self) -> None:
+        raise DeviceLost(self.name, "the cable was pulled", command="GRAPH_COMPUTE")
+
+
+def test_a_lost_device_fails_its_requests_and_comes_back(open_: OpenEngine) -> None:
+    device = Losable("far")
+    back = threading.Event()
+
+    def recover(executor: Executor, lost: DeviceLost) -> Executor:
+        assert lost.endpoint == "far"
+        assert back.wait(10)
+        return executor
+
+    engine = open_(device=device, recovery=recover)
+    want = tokens_of(asyncio.run(collect(engine, request("before", PROMPT))))
+    device.lost = True
+    with pytest.raises(DeviceLost, match="cable"):
+        asyncio.run(collect(engine, request("during", PROMPT)))
+    assert engine.status().phase is Phase.DEGRADED and engine.status().lost_devices == ("far",)
+    with pytest.raises(DeviceLost, match="serves again"):
+        asyncio.run(collect(engine, request("refused", PROMPT)))
+    device.lost = False
+    back.set()
+
+    async def until_ready() -> None:
+        while engine.status().phase is not Phase.READY:
+            await asyncio.sleep(0.01)
+
+    asyncio.run(asyncio.wait_for(until_ready(), 10))
+    again = asyncio.run(collect(engine, request("after", PROMPT)))
+    assert tokens_of(again) == want and finished(again).cached_tokens == 0
+
+
+class Buggy(NumpyDevice):
+    """Fails in the engine's own thread, as a bug of ours would."""
+
+    broken = False
+
+    def read(self, buffer: Buffer, offset: int, size_bytes: int, into: memoryview | None = None):  # type: ignore[no-untyped-def]
+        if self.broken:
+            raise KeyError("a bug")
+        return super().read(buffer, offset, size_bytes, into)
+
+
+def test_a_bug_fails_the_requests_but_not_the_engine(open_: OpenEngine) -> None:
+    device = Buggy("B")
+    engine = open_(device=device)
+    device.broken = True
+    with pytest.raises(InternalError, match="a bug"):
+        asyncio.run(collect(engine, request("a", PROMPT)))
+    device.broken = False
+    assert tokens_of(asyncio.run(collect(engine, request("b", PROMPT))))
+
+
+def test_closing_ends_what_is_running(open_: OpenEngine) -> None:
+    device = Gated()
+    engine = open_(device=device)
+
+    async def scene() -> None:
+        stream = engine.submit(request("a", PROMPT))
+        await asyncio.to_thread(engine.close)
+        with pytest.raises(NotReady, match="shutting down"):
+            async for event in stream:
+                assert not isinstance(event, Delta)
+        with pytest.raises(NotReady):
+            engine.submit(request("b", PROMPT))
+
+    asyncio.run(scene())
+    device.open.set()

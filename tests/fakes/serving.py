@@ -1,0 +1,110 @@
+"""A real engine over a tiny model, for tests of the step loop and of what stands above it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from app.engine.device import Device
+from app.engine.embedding import TokenEmbedding
+from app.engine.engine import Engine, EngineParts, Recovery
+from app.engine.executor import Executor, Scratch
+from app.engine.gguf.reader import GGUFFile
+from app.engine.loader import load_stages, plan_stages
+from app.engine.models import registry
+from app.engine.request import Delta, Event, Finished, GenerateRequest, SamplingParams, Started
+from app.engine.service import ModelInfo
+from app.engine.sizing import choose_sizes
+from app.engine.text.templates import ChatTemplate
+from app.engine.text.tokenizer import Tokenizer
+
+GREEDY = SamplingParams(temperature=0.0)
+
+
+def open_engine(
+    path: Path,
+    devices: Sequence[Device],
+    *,
+    ctx_size: int = 512,
+    n_slots: int = 2,
+    n_ubatch: int = 64,
+    max_queue: int = 4,
+    cache_type: str = "f16",
+    recovery: Recovery | None = None,
+    max_in_flight: int = 2,
+) -> Engine:
+    """An engine that serves `path` over `devices`; close it, then the devices."""
+    gguf = GGUFFile.open(path)
+    model = registry.load(gguf)
+    sizes = choose_sizes(
+        model,
+        devices,
+        ctx_size=ctx_size,
+        n_slots=n_slots,
+        n_ubatch=n_ubatch,
+        max_queue=max_queue,
+        cache_prompts=True,
+        key_type=cache_type,
+        value_type=cache_type,
+        tensor_split=None,
+    )
+    stages = load_stages(gguf, model, plan_stages(model, devices, sizes.limits), sizes.limits)
+    tokenizer = Tokenizer.from_metadata(gguf.metadata)
+    config = sizes.scheduler
+    scratch = Scratch(
+        cell=config.scratch_cell, state_row=config.scratch_slot, first_snapshot_row=config.scratch_slot + 1
+    )
+    info = ModelInfo(
+        name=model.name,
+        alias="tiny",
+        path=str(path),
+        architecture=model.architecture,
+        created_unix=0,
+        n_params=0,
+        size_bytes=gguf.size_bytes,
+        n_vocab=model.n_vocab,
+        n_embd=model.n_embd,
+        n_ctx_train=model.n_ctx_train,
+        n_ctx=config.n_ctx,
+        n_slots=config.n_slots,
+        file_type="0",
+    )
+    return Engine(
+        EngineParts(
+            info=info,
+            tokenizer=tokenizer,
+            template=ChatTemplate.from_metadata(gguf.metadata, tokenizer),
+            config=config,
+            executor=Executor(model, stages, TokenEmbedding.of(gguf, model), sizes.limits, scratch),
+            recovery=recovery,
+            max_in_flight=max_in_flight,
+        )
+    )
+
+
+def request(id_: str, prompt: Sequence[int], max_tokens: int | None = 8, **fields: Any) -> GenerateRequest:
+    return GenerateRequest(id=id_, prompt=tuple(prompt), max_tokens=max_tokens, **{"sampling": GREEDY, **fields})
+
+
+async def collect(engine: Engine, wanted: GenerateRequest) -> list[Event]:
+    """All events of a request, submitted now."""
+    return [event async for event in engine.submit(wanted)]
+
+
+def tokens_of(events: Sequence[Event]) -> list[int]:
+    return [info.token for event in events if isinstance(event, Delta) for info in event.tokens]
+
+
+def text_of(events: Sequence[Event]) -> str:
+    return "".join(event.text for event in events if isinstance(event, Delta))
+
+
+def started(events: Sequence[Event]) -> Started:
+    return next(event for event in events if isinstance(event, Started))
+
+
+def finished(events: Sequence[Event]) -> Finished:
+    last = events[-1]
+    assert isinstance(last, Finished)
+    return last
