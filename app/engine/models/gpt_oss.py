@@ -24,11 +24,10 @@ class GptOss(Decoder):
         self.is_windowed = windowed_layers(self.keys, self.p.n_blocks, 2)
 
     def read_mixture(self) -> Mixture:
-        n_experts, n_used = self.keys.integer("expert_count"), self.keys.integer("expert_used_count")
         return Mixture(
-            n_experts,
-            n_used,
-            self.keys.integer("expert_feed_forward_length"),
+            self.keys.integer("expert_count"),
+            self.keys.uniform("expert_used_count"),
+            self.keys.uniform("expert_feed_forward_length"),
             gating=Gating.SOFTMAX_CHOSEN,
             normalise=False,
             glu=GluOp.SWIGLU_OAI,

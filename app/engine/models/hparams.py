@@ -45,6 +45,17 @@ class Keys:
         """One number for all blocks, or an array with one per block."""
         return self.gguf.integers(self._key(name), n_blocks, *_given(default))
 
+    def uniform(self, name: str, default: int | None = None) -> int:
+        """An integer that may also be written once per block, but must be the same in all of them."""
+        value = self.gguf.metadata.get(self._key(name))
+        if not isinstance(value, list):
+            return self.integer(name, default)
+        if len(set(value)) != 1 or not isinstance(value[0], int):
+            raise UnsupportedModel(
+                f"{self.gguf.path}: {self._key(name)} differs between blocks, which is not supported"
+            )
+        return value[0]
+
     def error(self, message: str) -> FormatError:
         return FormatError(f"{self.gguf.path}: {message}")
 
@@ -151,7 +162,7 @@ def _experts(keys: Keys) -> Experts | None:
     n_experts = keys.integer("expert_count", 0)
     if n_experts == 0:
         return None
-    n_used = keys.integer("expert_used_count")
+    n_used = keys.uniform("expert_used_count")
     if not 0 < n_used <= n_experts <= MAX_EXPERTS:
         raise keys.error(f"{n_used} of {n_experts} experts cannot be used (at most {MAX_EXPERTS})")
     if keys.integer("expert_group_count", 0) > 1:
@@ -159,6 +170,6 @@ def _experts(keys: Keys) -> Experts | None:
     return Experts(
         n_experts=n_experts,
         n_used=n_used,
-        n_ff=keys.integer("expert_feed_forward_length", 0),
+        n_ff=keys.uniform("expert_feed_forward_length", 0),
         n_ff_shared=keys.integer("expert_shared_feed_forward_length", 0),
     )

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from app.engine.devices.numpy import NumpyDevice
+from app.engine.ggml import GGMLType
 from app.engine.gguf.reader import GGUFFile
 from app.engine.models import registry
 from tests.engine.models.runner import Runner
@@ -148,3 +150,26 @@ def test_two_sequences_in_one_ubatch_do_not_see_each_other(case) -> None:
     got = runner.batch({0: first, 1: second[26:]}, [6, 13])
     check(got[0] - golden["exact_last_7"], limits, "first sequence")
     check(got[1] - golden["exact_last_33"], limits, "second sequence")
+
+
+#: Cache type: limits for rms and maximum. F16 by the goldens' own table, the others about twice what is right.
+CACHE_LIMITS = {
+    GGMLType.F16: (3 * 2.9e-3, 3 * 2.0e-2),
+    GGMLType.BF16: (0.035, 0.2),
+    GGMLType.Q8_0: (0.1, 0.4),
+    GGMLType.Q5_1: (0.7, 3.0),
+    GGMLType.Q5_0: (0.8, 3.0),
+    GGMLType.Q4_1: (1.5, 5.0),
+    GGMLType.Q4_0: (1.7, 6.0),
+    GGMLType.IQ4_NL: (1.5, 6.0),
+}
+
+
+@pytest.mark.parametrize("kv_type", CACHE_LIMITS, ids=lambda t: t.name)
+def test_cache_types_cost_what_their_precision_costs(kv_type: GGMLType) -> None:
+    golden = np.load(goldens_dir() / "logits" / "llama-Q4_1.npz")
+    file = GGUFFile.open(goldens_dir() / "models" / "llama-Q4_1.gguf")
+    with closing(Runner(NumpyDevice(), file, kv_type=kv_type)) as runner:
+        got = runner.logits(golden["tokens_100"].tolist())
+    chosen = np.take_along_axis(got, golden["exact_top_ids_100"].astype(np.int64), axis=1)
+    check(chosen - golden["exact_top_val_100"], CACHE_LIMITS[kv_type], kv_type.name)

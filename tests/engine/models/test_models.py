@@ -278,6 +278,12 @@ def test_hyperparameters_that_make_no_sense(make, changes: dict[str, object], ma
         make("llama-linear", **changes)
 
 
+def test_expert_sizes_may_be_written_once_per_block_if_they_agree(make) -> None:
+    assert make("mixtral", **{"llama.expert_used_count": [2, 2]}).mixture.n_used == 2
+    with pytest.raises(UnsupportedModel, match=r"llama\.expert_used_count differs between blocks"):
+        make("mixtral", **{"llama.expert_used_count": [2, 3]})
+
+
 def test_a_missing_tensor_and_one_with_transposed_dimensions(make, tmp_path: Path) -> None:
     with pytest.raises(FormatError, match=r"missing tensor 'blk\.1\.ffn_up\.weight', expected with shape \[64, 96\]"):
         make("llama-linear", without=("blk.1.ffn_up.weight",))
