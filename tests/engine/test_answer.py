@@ -7,6 +7,7 @@ import random
 import pytest
 
 from app.engine.answer import Answer
+from app.engine.gguf.writer import Typed
 from app.engine.request import Delta, FinishReason, TokenInfo
 from app.engine.text.tokenizer import Tokenizer
 from tests.fakes.gguf import tokenizer_metadata
@@ -14,7 +15,8 @@ from tests.fakes.gguf import tokenizer_metadata
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    return Tokenizer.from_metadata(tokenizer_metadata())
+    metadata = {key: v.value if isinstance(v, Typed) else v for key, v in tokenizer_metadata().items()}
+    return Tokenizer.from_metadata(metadata)
 
 
 def infos(tokenizer: Tokenizer, text: bytes) -> list[TokenInfo]:
