@@ -150,6 +150,19 @@ class Device(ABC):
         """
         del on_lost
 
+    def allow_blocking(self) -> None:
+        """Tell the device that its callers wait anyway: calls may block until their work is done, if that is faster."""
+        return
+
+    def host_view(self, buffer: Buffer, offset: int, size_bytes: int) -> memoryview | None:
+        """The bytes of a region where they lie, to read and to write; None where memory is not this process's own.
+
+        Blocks until everything submitted before has finished. The view is good until the next call on this device that
+        touches the region; a device that keeps bytes in another form puts them back first.
+        """
+        del buffer, offset, size_bytes
+        return None
+
     @abstractmethod
     def close(self) -> None:
         """Finish or fail what is submitted, free everything. Blocks; may be called twice."""

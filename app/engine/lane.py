@@ -36,10 +36,19 @@ class Lane:
         self._jobs: deque[_Job] = deque()
         self._wake = threading.Condition()
         self._closed = False
+        self._busy = False  # whether a job is being done, here or in a caller's thread
+        self._callers_may_block = False
         self._awaited: threading.Event | None = None  # set when the future that a job waits for is done
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._work, name=f"lane-{name}", daemon=True)
         self._thread.start()
+
+    def allow_blocking(self) -> None:
+        """From now on a job that finds the lane idle is done in the thread that submits it.
+
+        For callers who wait anyway, such as the sessions of a worker: it saves two changes of thread per job.
+        """
+        self._callers_may_block = True
 
     def submit(self, work: Callable[[], Any]) -> None:
         """Queue a job nobody waits for; its error surfaces at the next read or event."""
@@ -81,18 +90,31 @@ class Lane:
         with self._wake:
             if self._closed:
                 raise DeviceLost(self.name, "the device was closed")
-            self._jobs.append(job)
-            self._wake.notify()
+            at_once = self._callers_may_block and not self._busy and not self._jobs
+            if at_once:
+                self._busy = True
+            else:
+                self._jobs.append(job)
+                self._wake.notify()
+        if at_once:
+            self._do(job)
+            with self._wake:
+                self._busy = False
+                if self._jobs or self._closed:
+                    self._wake.notify()
 
     def _work(self) -> None:
         while True:
             with self._wake:
-                while not self._jobs and not self._closed:
+                while self._busy or not (self._jobs or self._closed):
                     self._wake.wait()
                 if not self._jobs:
                     return
                 job = self._jobs.popleft()
+                self._busy = True
             self._do(job)
+            with self._wake:
+                self._busy = False
 
     def _do(self, job: _Job) -> None:
         if job.future is not None and not job.future.set_running_or_notify_cancel():

@@ -6,6 +6,7 @@ must be known at start is waited for: `alloc`, `prepare`, `memory` and `alloc_by
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -297,6 +298,9 @@ class RpcDevice(Device):
         with self.link.lock:
             self._submit("GET_ALIGNMENT", self._frames.record, answer)
         return future
+
+    def watch(self, on_lost: Callable[[DeviceLost], None]) -> None:
+        self.link.dispatcher.watch(on_lost)
 
     def close(self) -> None:
         with self.link.lock:

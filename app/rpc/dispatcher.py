@@ -14,6 +14,7 @@ import logging
 import socket
 import threading
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
@@ -50,6 +51,7 @@ class Dispatcher:
         self._outbox = Outbox()
         self._pending: deque[Answer] = deque()
         self._lost: DeviceLost | None = None
+        self._watchers: list[Callable[[DeviceLost], None]] = []
         #: Whether some thread is the one that writes. It alone takes from the outbox.
         self._writing = False
         self._handed_over: tuple[Batch, int] | None = None
@@ -146,12 +148,23 @@ class Dispatcher:
                 in_flight=len(self._pending),
             )
 
+    def watch(self, on_lost: Callable[[DeviceLost], None]) -> None:
+        """Have `on_lost` called once when the connection is lost; at once if it is. Hanging up ourselves is no loss."""
+        with self._lock:
+            lost = self._lost
+            if lost is None:
+                self._watchers.append(on_lost)
+        if lost is not None:
+            on_lost(lost)
+
     def fail(self, cause: str) -> None:
         """Declare the connection lost: a heartbeat was missed, or its owner gives up."""
         self._lose(cause)
 
     def close(self) -> None:
         """Hang up. What is pending fails with DeviceLost."""
+        with self._lock:
+            self._watchers.clear()
         self._lose("the connection was closed by this side")
         for thread in (self._reader, self._writer):
             if thread is not None and thread is not threading.current_thread():
@@ -392,7 +405,8 @@ class Dispatcher:
         with self._lock:
             if self._lost is not None:
                 return
-            self._lost = DeviceLost(self.endpoint, cause)
+            lost = self._lost = DeviceLost(self.endpoint, cause)
+            watchers, self._watchers = self._watchers, []
             entries = self._outbox.drain()
             answers = list(self._pending)
             self._pending.clear()
@@ -406,6 +420,8 @@ class Dispatcher:
             settle(answer.future, error=DeviceLost(self.endpoint, cause, command=answer.command))
         for entry in [*(handed_over[0].entries if handed_over else ()), *entries]:
             entry.fail(DeviceLost(self.endpoint, cause, command=entry.command))
+        for on_lost in watchers:
+            on_lost(lost)
 
 
 def _skip(buffers: list[Any], n: int) -> list[Any]:

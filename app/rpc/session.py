@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Bulk data goes from the socket to a device, and back, in pieces of this size; one moves while the next arrives.
+#: Bulk data goes from the socket to a device whose memory is not ours, and back, in pieces of this size.
 PIECE_BYTES = 1 << 20
 
 #: A 6.0 client does not say what a weight is; like a stock worker we keep whatever is longer than this.
@@ -179,7 +179,20 @@ class Session:
         return bool(request.cache) or (self._worker.settings.version == (6, 0) and size > KEPT_ABOVE_BYTES_6_0)
 
     def _receive(self, spot: Spot, size: int, keeper: CacheWriter | None) -> None:
-        """Bulk data in pieces, each handed to the device while the next arrives; memory does not grow with `size`."""
+        """Bulk data into a device: straight from the socket where its memory is ours, else piece by piece."""
+        view = self._host_view(spot, size)
+        if view is None:
+            self._receive_in_pieces(spot, size, keeper)
+            return
+        step = size if keeper is None else PIECE_BYTES
+        for start in range(0, size, max(step, 1)):
+            piece = view[start : start + step]
+            self._socket.receive_payload(piece)
+            if keeper is not None:
+                keeper.add(piece)
+
+    def _receive_in_pieces(self, spot: Spot, size: int, keeper: CacheWriter | None) -> None:
+        """Each piece is handed to the device while the next arrives; memory does not grow with `size`."""
         device = self._work_for(spot.station)
         moving: list[tuple[Future[None], bytearray]] = []
         for start in range(0, size, PIECE_BYTES):
@@ -194,6 +207,14 @@ class Session:
             if keeper is not None:
                 keeper.add(view)
             moving.append((device.write(spot.buffer, spot.offset + start, view), piece))
+
+    def _host_view(self, spot: Spot, size: int) -> memoryview | None:
+        """The range itself, once the device is done with all it was given; None where it cannot be had."""
+        view = spot.station.device.host_view(spot.buffer, spot.offset, size)
+        if view is not None:
+            self._busy.discard(spot.station)
+            self._check()
+        return view
 
     def _set_tensor_hash(self, request: m.SetTensorHash) -> None:
         """Only bytes that fill the tensor exactly are taken: a hash says little without its length."""
@@ -211,9 +232,13 @@ class Session:
         self._send(self._holdings.range(request.tensor, request.offset, request.size_bytes), request.size_bytes)
 
     def _send(self, spot: Spot, size: int) -> None:
-        """A device's bytes as an answer: the next piece is fetched while this one is sent."""
-        device = spot.station.device
+        """A device's bytes as an answer: where they lie if possible, else one piece is fetched while one is sent."""
         header: bytes = ANSWER_HEADER.pack(size)
+        view = self._host_view(spot, size)
+        if view is not None:
+            self._socket.send(header, view)
+            return
+        device = spot.station.device
         following = device.read(spot.buffer, spot.offset, min(PIECE_BYTES, size))
         for start in range(0, max(size, 1), PIECE_BYTES):
             piece = following.result()
@@ -292,7 +317,7 @@ class Session:
         self._socket.send(ANSWER_HEADER.pack(len(text)), text)
 
     def _write_batch(self, request: m.WriteBatch) -> None:
-        items = memoryview(bytes(request.items))  # devices read it after the next request has come in
+        items = request.items
         at = 0
         while at < len(items):
             data_at = at + BATCH_ITEM.size
@@ -302,8 +327,15 @@ class Session:
             at = data_at + size
             if at > len(items):
                 raise RemoteProtocolError(f"a batch announces {size} bytes, {len(items) - data_at} are left")
-            spot = self._holdings.at(address, size)
-            self._work_for(spot.station).write(spot.buffer, spot.offset, items[data_at:at])
+            self._put(self._holdings.at(address, size), items[data_at:at])
+
+    def _put(self, spot: Spot, data: memoryview) -> None:
+        """A few bytes into a device. They are copied: `data` changes when the next request comes in."""
+        view = self._host_view(spot, len(data))
+        if view is not None:
+            view[:] = data
+        else:
+            self._work_for(spot.station).write(spot.buffer, spot.offset, bytes(data))
 
     def _read_region(self, request: m.ReadRegion) -> None:
         self._send(self._holdings.at(request.address, request.size_bytes), request.size_bytes)

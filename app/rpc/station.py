@@ -15,6 +15,7 @@ class Station:
 
     def __init__(self, device: Device, limit_bytes: int | None) -> None:
         self.device = device
+        device.allow_blocking()
         self._limit_bytes = limit_bytes
         self._used_bytes = 0
         self._lock = threading.Lock()

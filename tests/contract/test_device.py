@@ -550,3 +550,25 @@ def test_a_closed_device_refuses_every_call(make_device: MakeDevice) -> None:
     fails(DeviceLost, lambda: device.run(handle))
     fails(DeviceLost, device.record)
     fails(DeviceLost, device.synchronize)
+
+
+def test_a_host_view_is_the_memory_itself_once_all_work_is_done(make_device: MakeDevice) -> None:
+    device = make_device()
+    buffer = device.alloc(SIZE)
+    device.write(buffer, 0, bytes(range(16)))
+    view = device.host_view(buffer, 4, 8)
+    if view is None:  # its memory is elsewhere
+        return
+    assert bytes(view) == bytes(range(4, 12))
+    view[:2] = b"hi"
+    assert bytes(device.read(buffer, 3, 4).result(TIMEOUT_S)) == b"\x03hi\x06"
+
+
+def test_a_device_whose_callers_may_block_keeps_its_order(make_device: MakeDevice) -> None:
+    device = make_device()
+    device.allow_blocking()
+    buffer = device.alloc(SIZE)
+    for value in range(20):
+        device.fill(buffer, 0, 8, value)
+        device.write(buffer, 4, bytes([value + 1]) * 4)
+        assert bytes(device.read(buffer, 0, 8).result(TIMEOUT_S)) == bytes([value] * 4 + [value + 1] * 4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
 
@@ -78,3 +79,46 @@ def test_close_finishes_what_is_queued_and_refuses_the_rest() -> None:
     assert seen == list(range(100))
     with pytest.raises(DeviceLost, match="closing.*closed"):
         lane.submit(lambda: None)
+
+
+def test_a_caller_that_may_block_does_the_job_itself_when_the_lane_is_idle(lane: Lane) -> None:
+    lane.allow_blocking()
+    assert lane.call(threading.get_ident).result(0) == threading.get_ident()
+    lane.submit(fail)
+    with pytest.raises(ValueError, match="broken"):
+        lane.call(lambda: 6, surfaces=True).result(0)
+
+
+def test_a_caller_that_may_block_does_not_overtake(lane: Lane) -> None:
+    gate: Future[int] = Future()
+    seen: list[int] = []
+    lane.submit(lambda: seen.append(gate.result(10)))
+    lane.allow_blocking()
+    behind = lane.call(lambda: seen.append(2))
+    assert not behind.done()
+    gate.set_result(1)
+    behind.result(10)
+    assert seen == [1, 2]
+
+
+def test_callers_that_may_block_take_turns(lane: Lane) -> None:
+    lane.allow_blocking()
+    running, overlaps, ran = [0], [], [0]
+
+    def job() -> None:
+        running[0] += 1
+        overlaps.append(running[0] > 1)
+        ran[0] += 1
+        running[0] -= 1
+
+    def submit() -> None:
+        for _ in range(200):
+            lane.submit(job)
+
+    threads = [threading.Thread(target=submit) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    lane.call(lambda: None).result(10)
+    assert ran == [800] and not any(overlaps)

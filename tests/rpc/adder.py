@@ -117,6 +117,13 @@ class Adder(Device):
     def record(self) -> Future[None]:
         return self._lane.call(lambda: None, surfaces=True)
 
+    def host_view(self, buffer: Buffer, offset: int, size_bytes: int) -> memoryview:
+        view: memoryview = self._lane.call(lambda: _bytes(buffer)[offset : offset + size_bytes].data).result()
+        return view
+
+    def allow_blocking(self) -> None:
+        self._lane.allow_blocking()
+
     def close(self) -> None:
         self._lane.close()
 

@@ -27,7 +27,7 @@ from app.rpc.worker import WorkerSettings
 from tests.rpc.adder import Adder
 from tests.rpc.fake_worker import FakeWorker, framed
 from tests.rpc.programs import placed, sum_program
-from tests.rpc.workers import QUICK, connected, remote, tcp_worker
+from tests.rpc.workers import QUICK, connected, remote, tcp_worker, wait_until
 
 MIB = 1 << 20
 WAIT_S = 20.0
@@ -459,6 +459,24 @@ def test_a_worker_that_goes_takes_every_call_with_it() -> None:
                 call()
         device.close()
         device.close()
+
+
+def test_a_loss_is_told_once_and_closing_is_no_loss() -> None:
+    told: list[DeviceLost] = []
+    with FakeWorker() as fake:
+        (device,) = connect(fake.endpoint, timeouts=QUICK)
+        device.watch(told.append)
+        fake.hang_up()
+        wait_until(lambda: bool(told))
+        device.watch(told.append)
+        device.close()
+        assert [lost.endpoint for lost in told] == [fake.endpoint] * 2
+    told.clear()
+    with FakeWorker() as fake:
+        (device,) = connect(fake.endpoint, timeouts=QUICK)
+        device.watch(told.append)
+        device.close()
+    assert told == []
 
 
 def test_memory_is_freed_when_a_client_goes() -> None:

@@ -279,6 +279,14 @@ class NumpyDevice(Device):
         self._require_open()
         return self._lane.call(lambda: None, surfaces=True)
 
+    def allow_blocking(self) -> None:
+        self._lane.allow_blocking()
+
+    def host_view(self, buffer: Buffer, offset: int, size_bytes: int) -> memoryview:
+        self._require_open()
+        region: Memory = self._lane.call(self._region(buffer, offset, size_bytes)).result()
+        return region.data
+
     def close(self) -> None:
         self._is_closed = True
         self._lane.close()
