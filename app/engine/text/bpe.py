@@ -12,7 +12,7 @@ from typing import Any
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
 from app.engine.text.pretokenizers import PreTokenizer
-from app.engine.text.special_ids import TokenType
+from app.engine.text.special_ids import CONTROL_TYPES
 from app.engine.text.spm import SPACE
 from app.engine.text.vocab import ESCAPED_BYTES, PREFIX, Vocabulary, as_text
 from app.errors import FormatError
@@ -39,9 +39,7 @@ class BpeModel:
     def __init__(self, vocabulary: Vocabulary, row: PreTokenizer, metadata: Mapping[str, Any]) -> None:
         self._n_tokens = len(vocabulary)
         self._ids = {
-            text: token
-            for text, token in vocabulary.index.items()
-            if vocabulary.types[token] not in (TokenType.CONTROL, TokenType.UNKNOWN)
+            text: token for text, token in vocabulary.index.items() if vocabulary.types[token] not in CONTROL_TYPES
         }
         self._raw = row.raw or vocabulary.model == "gemma4"
         self._cut = _cut_pattern(row)

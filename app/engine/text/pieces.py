@@ -6,12 +6,11 @@ import re
 from collections.abc import Callable
 
 from app.engine.text.bpe import byte_characters
-from app.engine.text.special_ids import TokenType
+from app.engine.text.special_ids import CONTROL_TYPES, TokenType
 from app.engine.text.spm import SPACE
 from app.engine.text.vocab import Vocabulary
 
-_HIDDEN = (TokenType.CONTROL, TokenType.UNKNOWN)
-_LITERAL = (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED)
+_LITERAL = (*CONTROL_TYPES, TokenType.USER_DEFINED)
 
 
 class Pieces:
@@ -27,7 +26,7 @@ class Pieces:
     def piece(self, token: int, show_special: bool) -> bytes:
         if token < 0:
             raise IndexError(f"token {token} is negative")
-        if not show_special and self._types[token] in _HIDDEN and token not in self._always_shown:
+        if not show_special and self._types[token] in CONTROL_TYPES and token not in self._always_shown:
             return b""
         piece = self._shown[token]
         if piece is None:

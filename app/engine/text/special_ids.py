@@ -22,6 +22,10 @@ class TokenType(IntEnum):
     BYTE = 6
 
 
+#: Types that are no text: hidden in answers, and matched in prompts only where that is asked for.
+CONTROL_TYPES = (TokenType.CONTROL, TokenType.UNKNOWN)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FimIds:
     """Tokens of fill-in-the-middle prompts: before the prefix, the suffix and the middle; padding, file boundaries."""

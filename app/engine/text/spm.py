@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from operator import add
 
-from app.engine.text.special_ids import TokenType
+from app.engine.text.special_ids import CONTROL_TYPES
 from app.engine.text.vocab import Vocabulary
 
 #: Stands for a space in the vocabulary.
@@ -20,15 +20,13 @@ SPACE = "\u2581"
 _SHORT_CHARS = 32
 _CACHED_PIECES = 1 << 16
 
-_NEVER_FROM_TEXT = (TokenType.CONTROL, TokenType.UNKNOWN)
-
 
 class SpmModel:
     """Tokens of one piece of raw text."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         scores = vocabulary.scores or [0.0] * len(vocabulary)
-        never = {token for token, kind in enumerate(vocabulary.types) if kind in _NEVER_FROM_TEXT}
+        never = {token for token, kind in enumerate(vocabulary.types) if kind in CONTROL_TYPES}
         self._ids: Mapping[str, int] = {text: token for text, token in vocabulary.index.items() if token not in never}
         self._scores: Mapping[str, float] = {text: scores[token] for text, token in self._ids.items()}
         self._bytes = [_byte_token(byte, vocabulary) for byte in range(256)]

@@ -26,6 +26,7 @@ from app.engine.text.conversation import (
     prepare,
     size_chars,
 )
+from app.engine.text.guard import Guard
 from app.engine.text.meter import DEFAULT_LIMITS, Limits, Meter, TemplateLimit
 from app.engine.text.probe import find_capabilities
 from app.engine.text.sandbox import Sandbox, TemplateRefusal, strftime_of
@@ -55,15 +56,18 @@ class ChatTemplate:
         eos_token: str = "",
         *,
         for_tools: ChatTemplate | None = None,
+        guard: Guard | None = None,
         limits: Limits = DEFAULT_LIMITS,
         clock: Callable[[], datetime] | None = None,
         monotonic: Callable[[], float] | None = None,
     ) -> None:
-        """Compile. Raises ModelError when `source` is no template. `for_tools` is used when tools are given."""
+        """Compile. Raises ModelError when `source` is no template. `for_tools` is used when tools are given; `guard`
+        knows the control tokens that users may not write."""
         self.source = source
         self.bos_token = bos_token
         self.eos_token = eos_token
         self._for_tools = for_tools
+        self._guard = guard
         self._limits = limits
         self._clock = clock
         self._monotonic = monotonic
@@ -85,7 +89,7 @@ class ChatTemplate:
         monotonic: Callable[[], float] | None = None,
     ) -> ChatTemplate:
         """The file's template, else ChatML. A named `tool_use` template serves requests with tools, if it compiles."""
-        options: dict[str, Any] = {"clock": clock, "monotonic": monotonic}
+        options: dict[str, Any] = {"guard": Guard(tokenizer.control_texts), "clock": clock, "monotonic": monotonic}
         ends = _text_of_token(tokenizer, tokenizer.bos), _text_of_token(tokenizer, tokenizer.eos)
         for_tools = None
         if (named := metadata.get(f"{_KEY}.tool_use")) is not None:
@@ -110,6 +114,7 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = True,
+        guarded: bool = False,
         now: datetime | None = None,
         **variables: Any,
     ) -> str:
@@ -117,6 +122,7 @@ class ChatTemplate:
 
         A final assistant message with text is continued: nothing follows its last character. With
         `continue_final_message` false it is a turn like any other. `variables` reach the template under their names.
+        `guarded`: what users and tools say cannot become control tokens when this prompt is tokenized (see `guard`).
 
         Raises InvalidParameter with the template's own words when it refuses the messages, RequestError when it fails.
         """
@@ -126,6 +132,7 @@ class ChatTemplate:
                 tools=tools,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
+                guarded=guarded,
                 now=now,
                 **variables,
             )
@@ -135,6 +142,8 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
         }
         ready = prepare(messages, self.capabilities)
+        if guarded and self._guard is not None:
+            self._guard.protect_messages(ready)
         final = _final_answer(ready) if continue_final_message else None
         if final is not None:
             ready.pop()

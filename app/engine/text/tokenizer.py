@@ -11,10 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from app.engine.text.bpe import BpeModel
+from app.engine.text.guard import without_marks
 from app.engine.text.partition import Fragment, Partition, SpecialToken
 from app.engine.text.pieces import Pieces, tidy_spaces
 from app.engine.text.pretokenizers import PRE_TOKENIZERS, PreTokenizer, pre_tokenizer
-from app.engine.text.special_ids import FimIds, TokenType
+from app.engine.text.special_ids import CONTROL_TYPES, FimIds, TokenType
 from app.engine.text.spm import SpmModel
 from app.engine.text.ugm import UgmModel
 from app.engine.text.vocab import Vocabulary
@@ -84,7 +85,7 @@ class Tokenizer:
             if isinstance(fragment, int):
                 tokens.append(fragment)
             else:
-                tokens += self._model.encode(fragment, after_special)
+                tokens += self._model.encode(without_marks(fragment), after_special)
             after_special = isinstance(fragment, int)
         return self._with_ends(tokens) if add_special else tokens
 
@@ -105,6 +106,11 @@ class Tokenizer:
         elif _LONE_SURROGATES.search(text):
             text = _LONE_SURROGATES.sub("\ufffd", text)
         return (self._partition_all if parse_special else self._partition_plain).split(text)
+
+    @property
+    def control_texts(self) -> list[str]:
+        """The texts that stand for control tokens with `parse_special`."""
+        return [text for text, token in self.vocabulary.index.items() if self.vocabulary.types[token] in CONTROL_TYPES]
 
     def piece(self, token: int, *, show_special: bool) -> bytes:
         """The bytes a token stands for; they may be part of a character. Control tokens are empty unless shown.
@@ -150,7 +156,7 @@ class Tokenizer:
 
 
 def _special_tokens(vocabulary: Vocabulary) -> list[SpecialToken]:
-    kinds = (TokenType.CONTROL, TokenType.USER_DEFINED, TokenType.UNKNOWN)
+    kinds = (*CONTROL_TYPES, TokenType.USER_DEFINED)
     name = vocabulary.general_name.lower()
     is_phi3 = "phi-3" in name or "phi3" in name
     keeps = {"<unk>", "<s>", "<|endoftext|>"}

@@ -9,7 +9,7 @@ import re
 import unicodedata
 from collections.abc import Iterator
 
-from app.engine.text.special_ids import TokenType
+from app.engine.text.special_ids import CONTROL_TYPES
 from app.engine.text.spm import SPACE
 from app.engine.text.vocab import ESCAPED_BYTES, Vocabulary
 
@@ -33,8 +33,7 @@ class WpmModel:
     """Tokens of one piece of raw text."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        never = (TokenType.CONTROL, TokenType.UNKNOWN)
-        self._ids = {t: token for t, token in vocabulary.index.items() if vocabulary.types[token] not in never}
+        self._ids = {t: token for t, token in vocabulary.index.items() if vocabulary.types[token] not in CONTROL_TYPES}
         self._longest = max(map(len, self._ids), default=0)
         self._unknown = [] if vocabulary.ids.unknown is None else [vocabulary.ids.unknown]
         self._lowercase = vocabulary.lowercase
