@@ -41,8 +41,8 @@ def ranked(logits: Logits, ids: NDArray[np.int64]) -> Candidates:
         return Candidates(ids[order], values[order].astype(np.float64))
     bits = (values + np.float32(0.0)).view(np.uint32)  # adding zero makes -0.0 and 0.0 the same
     falling = np.where(bits >> 31, bits, ~bits & np.uint32(0x7FFFFFFF))  # as integers, larger floats come first
-    keys = np.sort((falling.astype(np.int64) << 32) | ids)  # one sort of (logit, id); far faster than an argsort
-    ids = keys & 0xFFFFFFFF
+    keys = np.sort((falling.astype(np.uint64) << np.uint64(32)) | ids.astype(np.uint64))  # faster than an argsort
+    ids = (keys & np.uint64(0xFFFFFFFF)).astype(np.int64)
     return Candidates(ids, logits[ids].astype(np.float64))
 
 

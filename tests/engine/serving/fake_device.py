@@ -1,7 +1,7 @@
 """A device that knows what every cell and state ought to hold, and a driver that runs requests through a scheduler.
 
-A cell holds a link of a chain: a hash of the namespace and of all tokens up to its position. A row checks that every cell
-it can see holds exactly its own sequence's chain, before it writes its own link. Recurrent state is the last link alone.
+A cell holds a link of a chain: a hash of the namespace and of all tokens up to its position. A row checks that every
+cell it can see holds exactly its own sequence's chain, before it writes its own link. Recurrent state is the last link.
 Tokens are drawn from the link, so what a request must produce is known in advance, whatever the schedule.
 """
 
@@ -26,9 +26,9 @@ def next_link(link: int, token: int) -> int:
     return hash((link, token, 0x5EED))
 
 
-def drawn(link: int) -> Choice:
-    """The token a row with this link gives; one in two hundred ends the answer."""
-    return Choice(link % N_VOCAB, stop=link // N_VOCAB % 200 == 0)
+def drawn(link: int, stop_every: int) -> Choice:
+    """The token a row with this link gives; one in `stop_every` ends the answer (0: none)."""
+    return Choice(link % N_VOCAB, stop=stop_every > 0 and link // N_VOCAB % stop_every == 0)
 
 
 def chain(namespace: str, tokens: tuple[int, ...]) -> list[int]:
@@ -39,14 +39,16 @@ def chain(namespace: str, tokens: tuple[int, ...]) -> list[int]:
     return links
 
 
-def expected(request: GenerateRequest, namespace: str, n_ctx: int) -> tuple[tuple[int, ...], FinishReason]:
+def expected(
+    request: GenerateRequest, namespace: str, n_ctx: int, stop_every: int
+) -> tuple[tuple[int, ...], FinishReason]:
     """The answer a request must get, and why it ends."""
     room = n_ctx - len(request.prompt)
     n_most = room if request.max_tokens is None else min(room, request.max_tokens)
     link = chain(namespace, request.prompt)[-1]
     answer: list[int] = []
     while len(answer) < n_most:
-        choice = drawn(link)
+        choice = drawn(link, stop_every)
         answer.append(choice.token)
         if choice.stop:
             return tuple(answer), FinishReason.STOP
@@ -147,8 +149,9 @@ class FakeDevice:
 class Driver:
     """A step loop without threads: several ubatches may be in flight; every answer is checked when it ends."""
 
-    def __init__(self, config: SchedulerConfig) -> None:
+    def __init__(self, config: SchedulerConfig, *, stop_every: int = 0) -> None:
         self.config = config
+        self.stop_every = stop_every
         self.scheduler = Scheduler(config)
         self.device = FakeDevice(config)
         self.asked: dict[str, Asked] = {}
@@ -192,7 +195,7 @@ class Driver:
         for output in self.scheduler.live_samples(ubatch):
             asked = self.asked[output.request_id]
             assert output.position == len(asked.tokens), "a token was drawn twice, or one was left out"
-            choices[output.request_id] = drawn(links[output.row])
+            choices[output.request_id] = drawn(links[output.row], self.stop_every)
             asked.append(choices[output.request_id].token)
         ended = self.scheduler.commit(ubatch, choices, self.now)
         for one in ended:
@@ -203,7 +206,7 @@ class Driver:
         asked = self.asked[ended.request_id]
         assert asked.ended is None
         asked.ended = ended
-        answer, reason = expected(asked.request, asked.namespace, self.config.n_ctx)
+        answer, reason = expected(asked.request, asked.namespace, self.config.n_ctx, self.stop_every)
         assert ended.report.completion_tokens == len(asked.answer)
         assert 0 <= ended.report.cached_tokens < len(asked.request.prompt)
         if ended.reason is FinishReason.ABORT:

@@ -43,7 +43,7 @@ def configs(draw: st.DrawFn) -> SchedulerConfig:
 class Serving(RuleBasedStateMachine):
     @initialize(config=configs(), n_in_flight=st.integers(1, 4))
     def start(self, config: SchedulerConfig, n_in_flight: int) -> None:
-        self.driver = Driver(config)
+        self.driver = Driver(config, stop_every=200)
         self.n_in_flight = n_in_flight
 
     @rule(

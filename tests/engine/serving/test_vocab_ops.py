@@ -1,0 +1,110 @@
+"""Whole-vocabulary steps against the obvious way to do them."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from app.engine.serving.randomness import uniform
+from app.engine.serving.vocab_ops import at_least, draw_from_all, log_total, ranked, top
+
+
+def some_logits(seed: int, n: int, *, n_values: int = 0) -> NDArray[np.float32]:
+    """Random logits; with `n_values` they take few values, so that there are ties everywhere."""
+    rng = np.random.default_rng(seed)
+    logits = rng.normal(0, 3, n).astype(np.float32)
+    return logits if not n_values else rng.choice(logits[:n_values], n)
+
+
+def in_order(logits: NDArray[np.float32]) -> list[int]:
+    return sorted(range(len(logits)), key=lambda i: (-float(logits[i]), i))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    n=st.one_of(st.integers(1, 300), st.integers(2000, 9000)),
+    k=st.integers(1, 200),
+    n_values=st.sampled_from([0, 1, 5, 60]),
+)
+def test_top_is_the_head_of_the_sorted_vocabulary(seed: int, n: int, k: int, n_values: int) -> None:
+    logits = some_logits(seed, n, n_values=min(n, n_values))
+    found = top(logits, k)
+    assert found.ids.tolist() == in_order(logits)[:k]
+    assert found.logits.tolist() == [float(logits[i]) for i in found.ids]
+
+
+def test_top_of_a_vocabulary_that_is_mostly_forbidden() -> None:
+    logits = np.full(50_000, -np.inf, dtype=np.float32)
+    logits[[7, 40_000]] = 1.0
+    assert top(logits, 40).ids[:2].tolist() == [7, 40_000]
+
+
+@pytest.mark.parametrize("n", [100, 5000])
+def test_ranking_treats_both_zeros_alike(n: int) -> None:
+    logits = np.zeros(n, dtype=np.float32)
+    logits[::2] = -0.0
+    logits[n - 1] = 1e-30
+    assert ranked(logits, np.arange(n)).ids.tolist() == [n - 1, *range(n - 1)]
+
+
+@pytest.mark.parametrize("n", [500, 5000])
+def test_ranking_orders_floats_of_every_size(n: int) -> None:
+    rng = np.random.default_rng(3)
+    logits = (rng.normal(0, 1, n) * 10.0 ** rng.integers(-40, 38, n)).astype(np.float32)
+    logits[5] = -np.inf
+    assert ranked(logits, np.arange(n)).ids.tolist() == in_order(logits)
+
+
+def test_at_least_takes_the_floor_itself() -> None:
+    logits = np.array([1, 3, 2, 3, -np.inf, 2], dtype=np.float32)
+    assert at_least(logits, 2.0).ids.tolist() == [1, 3, 2, 5]
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.5, 4.0])
+def test_log_total(scale: float) -> None:
+    logits = some_logits(5, 20_000)
+    exact = math.log(sum(math.exp(float(x) * scale) for x in logits))
+    assert log_total(logits, scale) == pytest.approx(exact, abs=2e-5)
+    assert log_total(logits + np.float32(1000), scale) == pytest.approx(exact + 1000 * scale, abs=1e-2)
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 1000), n=st.integers(1, 5000), u=st.floats(0, 1, exclude_max=True))
+def test_draw_from_all_inverts_the_cumulative_distribution(seed: int, n: int, u: float) -> None:
+    logits = some_logits(seed, n)
+    logits[0] = -np.inf if n > 1 else 0.0
+    token = draw_from_all(logits, 0.7, u)
+    weights = np.exp((logits.astype(np.float64) - logits.max()) / 0.7)
+    held = np.cumsum(weights) / weights.sum()
+    assert weights[token] > 0
+    assert held[token] >= u - 1e-5
+    assert held[token] - weights[token] / weights.sum() <= u + 1e-5
+
+
+def test_random_numbers_depend_on_seed_position_and_stream_alone() -> None:
+    assert uniform(42, 7) == uniform(42, 7)
+    assert uniform(-1, 7) == uniform(2**64 - 1, 7)
+    numbers = {uniform(s, p, t) for s in range(10) for p in range(100) for t in range(2)}
+    assert len(numbers) == 2000
+    assert all(0 <= x < 1 for x in numbers)
+
+
+@pytest.mark.parametrize("along", ["positions", "seeds", "streams"])
+def test_random_numbers_are_uniform_and_uncorrelated(along: str) -> None:
+    n = 20_000
+    draw = {
+        "positions": lambda i: uniform(1, i),
+        "seeds": lambda i: uniform(i, 1),
+        "streams": lambda i: uniform(3, i // 2, i % 2),
+    }[along]
+    x = np.array([draw(i) for i in range(n)])
+    counts = np.bincount((x * 50).astype(int), minlength=50)
+    chi_squared = float(((counts - n / 50) ** 2 / (n / 50)).sum())
+    assert 20 < chi_squared < 95  # 49 degrees of freedom: 1e-4 on either side
+    assert abs(np.corrcoef(x[:-1], x[1:])[0, 1]) < 0.03
