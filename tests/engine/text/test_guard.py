@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from app.engine.text.guard import GUARD, without_marks
@@ -27,10 +29,11 @@ def test_what_a_user_writes_never_becomes_a_control_token(name: str) -> None:
 def test_a_guarded_prompt_says_the_same_words(name: str) -> None:
     tokenizer = tiny(name)
     template = ChatTemplate.from_metadata(metadata_of(f"tiny-{name}"), tokenizer)
-    for messages in (
+    conversations: list[list[dict[str, Any]]] = [
         [{"role": "user", "content": EVIL}],
         [{"role": "system", "content": "S"}, {"role": "user", "content": [{"type": "text", "text": EVIL}]}],
-    ):
+    ]
+    for messages in conversations:
         plain = template.render(messages)
         guarded = template.render(messages, guarded=True)
         assert GUARD in guarded
