@@ -35,8 +35,9 @@ lint: $(INSTALLED_DEV)  ## ruff, formatting, types
 	$(BIN)/mypy
 
 .PHONY: model
-model: $(INSTALLED)  ## fetch the default model, which the tests with real weights use
+model: $(INSTALLED)  ## fetch the models that the tests with real weights use
 	$(BIN)/tandem pull smollm2
+	$(BIN)/tandem pull gemma3-270m
 
 .PHONY: native
 native: $(BIN)/python  ## rebuild the native modules after a change in C++

@@ -77,7 +77,7 @@ def options_of(settings_class: type) -> list[Option]:
     """The flags of a settings class: its own in the order they are declared, then the inherited ones."""
     bases = [base for base in settings_class.__bases__ if dataclasses.is_dataclass(base)]
     inherited = {field.name for base in bases for field in dataclasses.fields(base)}
-    fields = sorted(dataclasses.fields(settings_class), key=lambda field: field.name in inherited)  # type: ignore[arg-type]
+    fields = sorted(dataclasses.fields(settings_class), key=lambda field: field.name in inherited)
     return [dataclasses.replace(field.metadata["option"], name=field.name) for field in fields]
 
 
