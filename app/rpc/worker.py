@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from app.engine.device import Device
-from app.errors import ConfigError
+from app.errors import ConfigError, TandemError
 from app.rpc.endpoint import DEFAULT_PORT
 from app.rpc.lobby import Lobby
 from app.rpc.protocol import MAX_MESSAGE_BYTES, RequestParser
@@ -80,14 +80,14 @@ class Worker:
         return len(self._sessions)
 
     def start(self) -> None:
-        """Listen, and serve in threads of its own. Raises ConfigError when the address cannot be had."""
+        """Listen, and serve in threads of its own. Raises TandemError when the address cannot be had."""
         host, port = self.settings.host, self.settings.port
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
             listener = socket.create_server((host, port), family=family, backlog=128)
         except OSError as error:
             hint = "; another program has it, choose another --port" if error.errno == errno.EADDRINUSE else ""
-            raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}{hint}") from error
+            raise TandemError(f"cannot listen on {host}:{port}: {error.strerror or error}{hint}") from error
         self._port = listener.getsockname()[1]
         self._lobby = Lobby(listener, self._new_parser, self.serve, self.settings.hello_s)
         log.info("worker listens on %s:%d with %d device(s)", host, self._port, len(self.stations))

@@ -174,7 +174,7 @@ def test_every_answer_cut_short_is_an_error_and_no_hang() -> None:
 def test_a_busy_port_is_said_in_one_line() -> None:
     with tcp_worker(Adder()) as worker:
         second = Worker([], WorkerSettings(port=worker.port))
-        with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{worker.port}: .*choose another --port"):
+        with pytest.raises(TandemError, match=f"cannot listen on 127.0.0.1:{worker.port}: .*choose another --port"):
             second.start()
 
 
