@@ -30,7 +30,7 @@ from app.http_server import HttpServer, is_loopback, listen, url_of
 from app.recovery import Recovery
 from app.rpc import worker as rpc_worker
 from app.rpc.worker import Worker
-from app.settings import DevicesSettings, ServeSettings, WorkerSettings
+from app.settings import DevicesSettings, ServeSettings, WorkerSettings, hash_cache_dir
 
 log = logging.getLogger(__name__)
 
@@ -90,6 +90,10 @@ def worker(settings: WorkerSettings) -> int:
             version=(int(major), int(minor)),
             mem_bytes=None if settings.mem is None else settings.mem << 20,
             max_message_bytes=settings.max_message << 20,
+            model_dir=settings.model_dir,
+            hash_dir=hash_cache_dir() if settings.model_dir else None,
+            cache_dir=settings.cache_dir,
+            cache_bytes=settings.cache_size << 30,
         ),
     )
     try:

@@ -126,20 +126,20 @@ def _refuse_unknown_variables(environ: Mapping[str, str], classes: Iterable[type
             raise ConfigError(f"the environment sets {name}, which is no setting of Tandem; unset it or mend its name")
 
 
-def _read_file(path: Path, table: str, known: Container[str]) -> dict[str, str]:
+def _read_file(file: Path, table: str, known: Container[str]) -> dict[str, str]:
     """This command's table of a TOML file, as text by key. Underscores in keys are taken for dashes."""
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"cannot read the settings file {path}: {error}") from error
+        raise ConfigError(f"cannot read the settings file {file}: {error}") from error
     section = content.get(table, {})
     if not isinstance(section, dict):
-        raise ConfigError(f"{path}: [{table}] must be a table of settings")
+        raise ConfigError(f"{file}: [{table}] must be a table of settings")
     found = {}
     for name, value in section.items():
         key = name.replace("_", "-")
         if key not in known:
-            raise ConfigError(f"{path}: {name!r} is no setting of `tandem {table}`")
+            raise ConfigError(f"{file}: {name!r} is no setting of `tandem {table}`")
         found[key] = _as_text(value)
     return found
 
@@ -228,11 +228,22 @@ def choice(*allowed: str, refused: Mapping[str, str] | None = None) -> Convert:
     return convert
 
 
+def path(value: str) -> Path:
+    return Path(text(value)).expanduser()
+
+
 def existing_file(value: str) -> Path:
-    path = Path(value).expanduser()
-    if not path.is_file():
-        raise ValueError(f"there is no file {path}")
-    return path
+    found = path(value)
+    if not found.is_file():
+        raise ValueError(f"there is no file {found}")
+    return found
+
+
+def existing_directory(value: str) -> Path:
+    found = path(value)
+    if not found.is_dir():
+        raise ValueError(f"there is no directory {found}")
+    return found
 
 
 def endpoint(value: str) -> str:

@@ -11,10 +11,12 @@ from app.errors import ConfigError
 from app.options import (
     choice,
     endpoints,
+    existing_directory,
     existing_file,
     integer,
     numbers,
     option,
+    path,
     real,
     switch,
     words,
@@ -29,6 +31,7 @@ DEVICES = "Devices and placement"
 CONTEXT = "Context and batches"
 SAMPLING = "Sampling defaults, for what a request leaves out"
 WORKER = "Worker"
+WEIGHTS = "Weights that need not travel"
 CHAT = "Conversation"
 OUTPUT = "Output"
 
@@ -36,10 +39,20 @@ OUTPUT = "Output"
 DEFAULT_MODEL = "smollm2"
 
 
-def model_cache_dir(environ: Mapping[str, str] = os.environ) -> Path:
-    """Where pulled models are kept: $XDG_CACHE_HOME/tandem/models, by default below ~/.cache."""
+def user_cache_dir(environ: Mapping[str, str] = os.environ) -> Path:
+    """Where Tandem keeps what it can make or fetch again: $XDG_CACHE_HOME/tandem, by default below ~/.cache."""
     base = environ.get("XDG_CACHE_HOME", "")
-    return Path(base if os.path.isabs(base) else os.path.expanduser("~/.cache"), "tandem", "models")
+    return Path(base if os.path.isabs(base) else os.path.expanduser("~/.cache"), "tandem")
+
+
+def model_cache_dir(environ: Mapping[str, str] = os.environ) -> Path:
+    """Where pulled models are kept."""
+    return user_cache_dir(environ) / "models"
+
+
+def hash_cache_dir(environ: Mapping[str, str] = os.environ) -> Path:
+    """Where a worker keeps the hashes of the weights of its --model-dir, which take long to make."""
+    return user_cache_dir(environ) / "hashes"
 
 
 def hub_endpoint(environ: Mapping[str, str] = os.environ) -> str:
@@ -257,6 +270,16 @@ class WorkerSettings(CommonSettings):
     )  # fmt: skip
     max_message: int = option(
         64, "--max-message", convert=integer(1), metavar="MIB", help="Longest message to accept.", panel=WORKER
+    )
+    model_dir: Path | None = option(
+        None, "--model-dir", convert=existing_directory, metavar="DIR", panel=WEIGHTS,
+        help="Weights found in the GGUF files here are never sent to this worker.",
+    )  # fmt: skip
+    cache_dir: Path | None = option(
+        None, "--cache-dir", convert=path, metavar="DIR", help="Keep weights that were sent here.", panel=WEIGHTS
+    )
+    cache_size: int = option(
+        32, "--cache-size", convert=integer(1), metavar="GIB", help="Largest size of --cache-dir.", panel=WEIGHTS
     )
     protocol: str = option(
         "7.0", "--protocol", convert=choice("7.0", "6.0"), metavar="VERSION", help="7.0 or 6.0.", panel=WORKER

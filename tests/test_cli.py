@@ -8,6 +8,7 @@ import subprocess
 import sys
 import types
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -64,6 +65,8 @@ def behind(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Seen]:
             hf_repo="o/r", cache_prompt=False, cache_type_k="q8_0", timeout=3.0)),
         ("serve --plan -t4", "plan", ServeSettings(plan=True, threads=4)),
         ("worker -H 0.0.0.0 -p 0 -v -v", "worker", WorkerSettings(host="0.0.0.0", port=0, verbose=2)),
+        ("worker --mem 512 --max-message 8 --model-dir / --cache-dir c --cache-size 2", "worker", WorkerSettings(
+            mem=512, max_message=8, model_dir=Path("/"), cache_dir=Path("c"), cache_size=2)),
         ("devices --rpc a:1", "devices", DevicesSettings(rpc=("a:1",))),
     ],
 )  # fmt: skip
