@@ -39,6 +39,17 @@ model: $(INSTALLED)  ## fetch the models that the tests with real weights use
 	$(BIN)/tandem pull smollm2
 	$(BIN)/tandem pull gemma3-270m
 
+# llama.cpp's own RPC worker and client, in a venv outside the tree: building them takes ten minutes, once.
+PEERS := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/tandem/interop-venv
+$(PEERS)/bin/.complete: | $(BIN)/python
+	$(BIN)/python -m venv $(PEERS)
+	CMAKE_ARGS=-DGGML_RPC=ON nice $(PEERS)/bin/pip install --no-binary llama-cpp-python llama-cpp-python==0.3.36
+	touch $@
+
+.PHONY: interop
+interop: $(INSTALLED_DEV) $(PEERS)/bin/.complete model  ## the tests against llama.cpp's own workers and client
+	$(BIN)/python -m pytest tests/interop -m interop
+
 .PHONY: native
 native: $(BIN)/python  ## rebuild the native modules after a change in C++
 	$(BIN)/pip install -q --no-build-isolation --no-deps -e .
