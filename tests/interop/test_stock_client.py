@@ -19,7 +19,7 @@ from tests.interop.tap import tapped
 from tests.rpc.workers import tcp_worker
 from tests.support import goldens_dir, model_path
 
-pytestmark = [pytest.mark.interop, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.interop, pytest.mark.usefixtures("asked_for"), pytest.mark.timeout(900)]
 
 #: Distance of llama.cpp's 8-bit activations from float32, rms, by the goldens' own table; see there.
 RMS = {"SmolLM2": 0.36, "llama-small-F32": 0.0045, "llama-Q8_0": 0.14, "qwen2-Q8_0": 0.1, "qwen3-Q8_0": 0.14}

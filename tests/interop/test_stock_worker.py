@@ -20,7 +20,7 @@ from tests.rpc.programs import sum_program
 from tests.rpc.workers import QUICK, connected, tcp_worker
 from tests.support import goldens_dir, model_path
 
-pytestmark = [pytest.mark.interop, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.interop, pytest.mark.usefixtures("asked_for"), pytest.mark.timeout(600)]
 
 #: rms of llama.cpp's 8-bit activations against float32, by the goldens' own table; a lead above six times that holds.
 SMOLLM2_RMS, TINY_RMS = 0.36, 0.16
