@@ -13,6 +13,7 @@ from app.api import cancel, chat, completions, docs, embeddings, errors, health,
 from app.api.auth import Authentication, Keys
 from app.api.body import AnyContentType
 from app.api.context import Api
+from app.api.direct import DirectSend
 from app.api.edge import Edge
 from app.api.options import ApiOptions
 from app.engine.service import InferenceService
@@ -46,3 +47,4 @@ def add_layers(app: FastAPI, options: ApiOptions) -> None:
             allow_headers=["*"],
             expose_headers=["X-Request-Id", "Retry-After"],
         )
+    app.add_middleware(DirectSend)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from app.api.errors import Cancelled
-from app.engine.request import Delta, Event, Finished, FinishReason, Started, Timings, TokenInfo
+from app.engine.request import Delta, Finished, FinishReason, Started, Timings, TokenInfo
 from app.engine.service import GenerationStream
 from app.errors import InternalError
 
@@ -47,7 +47,9 @@ class Choice:
         return (("content", delta.text),) if delta.text else ()
 
     def end(self, finished: Finished) -> Sequence[Piece]:
-        """Take the last event; returns text that was held back."""
+        """Take the last event; returns text that was held back. Raises Cancelled when someone stopped it by its id."""
+        if finished.reason is FinishReason.ABORT:
+            raise Cancelled("the request was cancelled before its answer was complete")
         self.finished = finished
         return ()
 
@@ -56,7 +58,7 @@ class Choice:
 
     async def collect(self, stream: GenerationStream) -> Choice:
         """Read the stream to its end."""
-        async for event in events(stream):
+        async for event in stream:
             match event:
                 case Delta():
                     self._append(self.push(event))
@@ -90,11 +92,3 @@ class Choice:
             predicted_n=self.n_tokens,
             predicted_ms=1e3 * (time.monotonic() - self.first_token_s),
         )
-
-
-async def events(stream: GenerationStream) -> AsyncIterator[Event]:
-    """The stream's events. Raises Cancelled when someone stopped it by its id."""
-    async for event in stream:
-        if isinstance(event, Finished) and event.reason is FinishReason.ABORT:
-            raise Cancelled("the request was cancelled before its answer was complete")
-        yield event

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from app.api.choice import Choice, events
+from app.api.choice import Choice
 from app.api.context import Api
 from app.api.generation import Running
 from app.api.shape import Chunks, Shape
@@ -48,7 +48,7 @@ async def pump(choice: Choice, stream: GenerationStream, chunks: Chunks, emit: E
         await choice.collect(stream)
         await emit(chunks.whole(choice))
         return choice
-    async for event in events(stream):
+    async for event in stream:
         match event:
             case Delta():
                 pieces = choice.push(event)

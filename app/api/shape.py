@@ -62,6 +62,8 @@ class Chunks(ABC):
         self.shape = shape
         self.index = index
         self._head = shape.head()
+        #: Whether a text event is text and nothing else.
+        self.plain = not (shape.tells_tokens or shape.timings_per_token)
 
     @abstractmethod
     def text(self, name: str, text: str, tokens: Sequence[TokenInfo], choice: Choice) -> bytes:
@@ -100,11 +102,6 @@ class Chunks(ABC):
         usage_null = ',"usage":null' if self.shape.include_usage else ""
         before = f'data: {compact(self._head)[:-1]},"choices":[{{"index":{self.index},{before_text}'
         return before, f'{after_text},"logprobs":null,"finish_reason":null}}]{usage_null}}}\n\n'
-
-    @property
-    def plain(self) -> bool:
-        """Whether a text event is text and nothing else."""
-        return not (self.shape.tells_tokens or self.shape.timings_per_token)
 
     def extra_timings(self, choice: Choice) -> dict[str, Any]:
         return {"timings": timings(choice.timings_so_far())} if self.shape.timings_per_token else {}

@@ -9,10 +9,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from json.encoder import encode_basestring as json_string  # the quoted JSON form of a str, made in C
 from typing import Any
 
-from anyio import CancelScope
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from app.api.direct import BODY_SEND
 from app.api.errors import error_body, kind_of
 
 log = logging.getLogger(__name__)
@@ -55,25 +55,35 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         clock = asyncio.get_running_loop().time
+        send_body: Send = scope.get(BODY_SEND, send)
 
         async def emit(events: bytes) -> None:
             self._last_sent_s = clock()
-            await send({"type": "http.response.body", "body": events, "more_body": True})
+            await send_body({"type": "http.response.body", "body": events, "more_body": True})
 
-        cancel = CancelScope()
-        watch: asyncio.Task[None] | None = None
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             await emit(OPENING)
-            watch = asyncio.create_task(self._watch(receive, emit, clock, cancel))
-            with cancel:
-                await self._produce_or_tell(emit)
+            complete = await self._run(receive, emit, clock)
         finally:
             self._on_end()
-            if watch is not None:
-                watch.cancel()
-        if not cancel.cancelled_caught:
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        if complete:
+            await send_body({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _run(self, receive: Receive, emit: Emit, clock: Callable[[], float]) -> bool:
+        """Produce until done or until the client is gone; returns whether it is still there."""
+        # A task of its own: an event then wakes this code, and not all the layers that called it.
+        producer = asyncio.create_task(self._produce_or_tell(emit))
+        watcher = asyncio.create_task(self._watch(receive, emit, clock, producer.cancel))
+        try:
+            await asyncio.wait((producer,))
+        finally:
+            producer.cancel()
+            watcher.cancel()
+        if producer.cancelled():
+            return False
+        producer.result()
+        return True
 
     async def _produce_or_tell(self, emit: Emit) -> None:
         try:
@@ -83,14 +93,16 @@ class EventStream(Response):
                 log.error("stream failed by a bug", exc_info=error)
             await emit(sse(error_body(error)))
 
-    async def _watch(self, receive: Receive, emit: Emit, clock: Callable[[], float], cancel: CancelScope) -> None:
+    async def _watch(
+        self, receive: Receive, emit: Emit, clock: Callable[[], float], on_disconnect: Callable[[], object]
+    ) -> None:
         """Break silences with comments until the client is gone."""
         silence_s = self._keepalive_s
         while True:
             try:
                 async with asyncio.timeout_at(self._last_sent_s + silence_s):
                     if (await receive())["type"] == "http.disconnect":
-                        cancel.cancel()
+                        on_disconnect()
                         return
                     silence_s = min(silence_s, PROBE_S)  # its sending side ended: is it still there?
             except TimeoutError:
