@@ -80,6 +80,7 @@ class Engine:
         self._counters: dict[str, float] = {"tokens_predicted_total": 0.0, "device_losses_total": 0.0}
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
+        self._watch_devices()
 
     # -- called from event loops -----------------------------------------------------------------------------------
 
@@ -283,8 +284,22 @@ class Engine:
             self._close_stream(request, error)
         self._outbox.flush()
 
+    def _watch_devices(self) -> None:
+        """Hear of a loss at once, also when nothing is running."""
+
+        def on_lost(lost: DeviceLost) -> None:
+            self._post(lambda: self._on_device_error(lost))
+
+        for stage in self._executor.stages:
+            stage.device.watch(on_lost)
+
     def _on_device_error(self, error: TandemError) -> None:
-        """A lane failed: what its ubatches wrote is unknown, so every request and the whole cache end with it."""
+        """A lane failed: what its ubatches wrote is unknown, so every request and the whole cache end with it.
+
+        A loss is told by the ubatch and by the device itself; only the first of the two counts.
+        """
+        if isinstance(error, DeviceLost) and self._status.phase is not Phase.READY:
+            return
         log.error("a ubatch failed: %s", error)
         if isinstance(error, DeviceLost):
             self._counters["device_losses_total"] += 1
@@ -301,7 +316,7 @@ class Engine:
         assert self._recovery is not None
         try:
             executor = self._recovery(self._executor, lost)
-        except TandemError as error:
+        except Exception as error:  # whatever it was, the server must say that it will not come back by itself
             log.error("recovery from the loss of %s failed for good: %s", lost.endpoint, error)
             self._status = ServiceStatus(phase=Phase.FAILED, detail=str(error), lost_devices=(lost.endpoint,))
             return
@@ -311,3 +326,4 @@ class Engine:
         self._executor = executor
         self._status = ServiceStatus(phase=Phase.READY, progress=1.0)
         log.info("all devices stand again")
+        self._watch_devices()

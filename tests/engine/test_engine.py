@@ -195,6 +195,10 @@ class Losable(NumpyDevice):
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self.lost = False
+        self.on_lost: list[Callable[[DeviceLost], None]] = []
+
+    def watch(self, on_lost: Callable[[DeviceLost], None]) -> None:
+        self.on_lost.append(on_lost)
 
     def run(self, handle: object) -> None:
         if self.lost:
@@ -203,6 +207,11 @@ class Losable(NumpyDevice):
 
     def _raise(self) -> None:
         raise DeviceLost(self.name, "the cable was pulled", command="GRAPH_COMPUTE")
+
+
+async def ready(engine: Engine) -> None:
+    while engine.status().phase is not Phase.READY:
+        await asyncio.sleep(0.01)
 
 
 def test_a_lost_device_fails_its_requests_and_comes_back(open_: OpenEngine) -> None:
@@ -225,13 +234,25 @@ def test_a_lost_device_fails_its_requests_and_comes_back(open_: OpenEngine) -> N
     device.lost = False
     back.set()
 
-    async def until_ready() -> None:
-        while engine.status().phase is not Phase.READY:
-            await asyncio.sleep(0.01)
-
-    asyncio.run(asyncio.wait_for(until_ready(), 10))
+    asyncio.run(asyncio.wait_for(ready(engine), 10))
     again = asyncio.run(collect(engine, request("after", PROMPT)))
     assert tokens_of(again) == want and finished(again).cached_tokens == 0
+
+
+def test_an_idle_engine_hears_of_a_loss(open_: OpenEngine) -> None:
+    device = Losable("far")
+    recovered = threading.Event()
+
+    def recover(executor: Executor, lost: DeviceLost) -> Executor:
+        recovered.set()
+        return executor
+
+    engine = open_(device=device, recovery=recover)
+    device.on_lost[0](DeviceLost("far", "the cable was pulled"))
+    assert recovered.wait(10)
+    asyncio.run(asyncio.wait_for(ready(engine), 10))
+    assert len(device.on_lost) == 2
+    assert engine.counters()["device_losses_total"] == 1
 
 
 class Buggy(NumpyDevice):
