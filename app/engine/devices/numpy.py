@@ -2,71 +2,35 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
-from concurrent.futures import Future
-from weakref import WeakSet
-
 import numpy as np
 
-from app.engine.device import Device, DeviceCaps, DeviceMemory, Handle, Payload, WeightHint
-from app.engine.devices.host_memory import host_memory
+from app.engine.device import DeviceCaps
+from app.engine.devices.host import ALIGNMENT_BYTES, MAX_BUFFER_BYTES, HostBuffer, HostDevice, HostHandle
 from app.engine.devices.reference.node import RunContext, Step
-from app.engine.devices.reference.operand import Memory
 from app.engine.devices.reference.program import bind_program
 from app.engine.devices.reference.workers import Workers
-from app.engine.lane import Lane
-from app.engine.opcheck import check_program
-from app.engine.program import Buffer, PlacedTensor, Program
-from app.errors import DeviceError, DeviceLost, InternalError, OutOfDeviceMemory, TandemError
+from app.engine.program import PlacedTensor, Program
+from app.errors import InternalError, TandemError
 
-ALIGNMENT_BYTES = 64
-MAX_BUFFER_BYTES = 1 << 62
+NumpyBuffer = HostBuffer
 
 
-class NumpyBuffer(Buffer):
-    """Aligned host memory. `memory` is None once the lane has freed it, `is_freed` as soon as that is asked for."""
+class NumpyHandle(HostHandle):
+    """Bound steps."""
 
-    __slots__ = ("device", "handles", "is_freed", "memory")
-
-    def __init__(self, device: NumpyDevice, size_bytes: int) -> None:
-        super().__init__(device.name, size_bytes)
-        self.device = device
-        raw = np.empty(size_bytes + ALIGNMENT_BYTES, np.uint8)
-        start = -raw.ctypes.data % ALIGNMENT_BYTES
-        self.memory: Memory | None = raw[start : start + size_bytes]
-        self.is_freed = False
-        self.handles: WeakSet[NumpyHandle] = WeakSet()
-
-    def drop(self) -> None:
-        """Give the memory back and make programs that use it unusable; their views would keep it alive."""
-        self.is_freed = True
-        self.memory = None
-        for handle in self.handles:
-            handle.retire("a buffer that it uses was freed")
-
-
-class NumpyHandle(Handle):
-    """Bound steps. `unusable` says why it may not run any more."""
-
-    __slots__ = ("context", "device", "steps", "unusable")
+    __slots__ = ("context", "steps")
 
     def __init__(
         self, device: NumpyDevice, program_name: str, steps: list[tuple[PlacedTensor, Step]], context: RunContext
     ) -> None:
-        super().__init__(program_name)
-        self.device = device
+        super().__init__(device, program_name)
         self.steps = steps
         self.context = context
-        self.unusable: str | None = None
 
-    def retire(self, reason: str) -> None:
+    def let_go(self) -> None:
         self.steps = []
-        self.unusable = self.unusable or reason
 
-    def run(self) -> None:
-        if self.unusable is not None:
-            raise DeviceError(f"device {self.device.name} cannot run {self.program_name}: {self.unusable}")
+    def work(self) -> None:
         self.context.begin_run()
         try:
             with np.errstate(all="ignore"):  # infinities and NaN are values here, not accidents
@@ -85,218 +49,25 @@ class NumpyHandle(Handle):
             raise InternalError(f"device {self.device.name} failed in {what}: {error}") from error
 
 
-class NumpyDevice(Device):
-    """See `Device`. Errors of arguments (bounds, freed or foreign buffers) are raised at once, as DeviceError.
-
-    With `memory_limit_bytes` the device reports that limit as its memory and refuses to go beyond it.
-    """
+class NumpyDevice(HostDevice):
+    """See `HostDevice`."""
 
     def __init__(self, name: str = "CPU", n_threads: int = 1, memory_limit_bytes: int | None = None) -> None:
-        self.name = name
-        self.caps = DeviceCaps(
+        workers = Workers(n_threads, name)  # refuses a bad number before a lane starts
+        caps = DeviceCaps(
             kind="numpy",
             kernel_variant="numpy",
             alignment_bytes=ALIGNMENT_BYTES,
             max_buffer_bytes=MAX_BUFFER_BYTES,
             description=f"numpy reference, {n_threads} thread{'s' if n_threads > 1 else ''}",
         )
-        self._limit_bytes = memory_limit_bytes
-        self._lock = threading.Lock()
-        self._buffers: set[NumpyBuffer] = set()
-        self._allocated_bytes = 0
-        self._is_closed = False
-        self._workers = Workers(n_threads, name)
-        self._lane = Lane(name)
+        super().__init__(name, caps, memory_limit_bytes)
+        self._workers = workers
 
-    # Memory.
-
-    def memory(self) -> DeviceMemory:
-        self._require_open()
-        if self._limit_bytes is not None:
-            return DeviceMemory(max(0, self._limit_bytes - self._allocated_bytes), self._limit_bytes)
-        host = host_memory()
-        return DeviceMemory(min(host.free_bytes, max(0, host.total_bytes - self._allocated_bytes)), host.total_bytes)
-
-    def alloc(self, size_bytes: int) -> NumpyBuffer:
-        self._require_open()
-        if size_bytes < 0:
-            raise DeviceError(f"device {self.name}: a buffer of {size_bytes} bytes makes no sense")
-        if not self._reserve(size_bytes):
-            self._lane.call(lambda: None).result()  # frees may still be waiting in the lane
-            if not self._reserve(size_bytes):
-                raise OutOfDeviceMemory(self.name, size_bytes, self.memory().free_bytes)
-        try:
-            buffer = NumpyBuffer(self, size_bytes)
-        except MemoryError as error:
-            self._give_back(size_bytes)
-            raise OutOfDeviceMemory(self.name, size_bytes, self.memory().free_bytes) from error
-        with self._lock:
-            self._buffers.add(buffer)
-        return buffer
-
-    def _reserve(self, size_bytes: int) -> bool:
-        with self._lock:
-            if size_bytes > self.memory().free_bytes:
-                return False
-            self._allocated_bytes += size_bytes
-            return True
-
-    def _give_back(self, size_bytes: int) -> None:
-        with self._lock:
-            self._allocated_bytes -= size_bytes
-
-    def free(self, buffer: Buffer) -> None:
-        mine = self._own(buffer)
-        mine.is_freed = True
-
-        def work() -> None:
-            mine.drop()
-            with self._lock:
-                self._buffers.discard(mine)
-                self._allocated_bytes -= mine.size_bytes
-
-        self._lane.submit(work)
-
-    def _own(self, buffer: Buffer) -> NumpyBuffer:
-        """The buffer as ours. Raises DeviceError for buffers of other devices and for freed ones."""
-        if not isinstance(buffer, NumpyBuffer) or buffer.device is not self:
-            raise DeviceError(f"device {self.name} was given {buffer!r}, which is not one of its buffers")
-        if buffer.is_freed:
-            raise DeviceError(f"device {self.name} was given {buffer!r}, which was freed")
-        return buffer
-
-    def _region(self, buffer: Buffer, offset: int, size_bytes: int) -> Callable[[], Memory]:
-        """A function that gives the bytes of a region when the lane gets there. Raises DeviceError out of bounds."""
-        mine = self._own(buffer)
-        if offset < 0 or size_bytes < 0 or offset + size_bytes > mine.size_bytes:
-            raise DeviceError(
-                f"device {self.name}: bytes {offset} to {offset + size_bytes} are not in a buffer of {mine.size_bytes}"
-            )
-
-        def bytes_now() -> Memory:
-            if mine.memory is None:
-                raise InternalError(f"device {self.name}: {mine!r} was freed out of order")
-            return mine.memory[offset : offset + size_bytes]
-
-        return bytes_now
-
-    # Bytes in and out.
-
-    def write(
-        self,
-        buffer: Buffer,
-        offset: int,
-        payload: Payload | Future[Payload],
-        *,
-        size_bytes: int | None = None,
-        hint: WeightHint | None = None,
-    ) -> Future[None]:
-        del hint  # weights stay as they came
-        self._require_open()
-        if isinstance(payload, Future):
-            if size_bytes is None:
-                raise DeviceError(f"device {self.name}: a write of a future's bytes must say how many they will be")
-            return self._write_later(self._region(buffer, offset, size_bytes), payload, size_bytes)
-        data = np.frombuffer(payload, np.uint8)
-        if size_bytes is not None and size_bytes != data.size:
-            raise DeviceError(f"device {self.name}: a write of {size_bytes} bytes came with {data.size}")
-        target = self._region(buffer, offset, data.size)
-        return self._lane.call(lambda: np.copyto(target(), data))
-
-    def _write_later(self, target: Callable[[], Memory], payload: Future[Payload], size_bytes: int) -> Future[None]:
-        def work() -> None:
-            data = np.frombuffer(self._lane.wait_for(payload), np.uint8)
-            if data.size != size_bytes:
-                raise DeviceError(f"device {self.name}: a write of {size_bytes} bytes was handed {data.size}")
-            np.copyto(target(), data)
-
-        return self._lane.call(work)
-
-    def read(self, buffer: Buffer, offset: int, size_bytes: int, into: memoryview | None = None) -> Future[memoryview]:
-        self._require_open()
-        source = self._region(buffer, offset, size_bytes)
-        if into is not None and (into.readonly or not into.contiguous or into.nbytes != size_bytes):
-            raise DeviceError(f"device {self.name}: {size_bytes} bytes do not go into a memory of {into.nbytes}")
-
-        def work() -> memoryview:
-            result = memoryview(bytearray(size_bytes)) if into is None else into
-            np.copyto(np.frombuffer(result, np.uint8), source())
-            return result
-
-        return self._lane.call(work, surfaces=True)
-
-    def copy(self, source: Buffer, source_offset: int, target: Buffer, target_offset: int, size_bytes: int) -> None:
-        self._require_open()
-        origin = self._region(source, source_offset, size_bytes)
-        goal = self._region(target, target_offset, size_bytes)
-        if source is target and abs(source_offset - target_offset) < size_bytes:
-            raise DeviceError(
-                f"device {self.name}: a copy of {size_bytes} bytes from {source_offset} to {target_offset} "
-                f"of one buffer overlaps itself"
-            )
-        self._lane.submit(lambda: np.copyto(goal(), origin()))
-
-    def fill(self, buffer: Buffer, offset: int, size_bytes: int, value: int) -> None:
-        self._require_open()
-        if not 0 <= value <= 255:
-            raise DeviceError(f"device {self.name}: {value} is not a byte")
-        goal = self._region(buffer, offset, size_bytes)
-        self._lane.submit(lambda: goal().fill(value))
-
-    # Programs.
-
-    def prepare(self, program: Program) -> NumpyHandle:
-        self._require_open()
-        buffers = {tensor.buffer for tensor in program.tensors if tensor.buffer is not None}
-        mine = {buffer: self._own(buffer) for buffer in buffers}
-        check_program(program, self.name)
-        steps, context = bind_program(
-            program, lambda buffer: self._region(buffer, 0, buffer.size_bytes)(), self._workers
-        )
-        handle = NumpyHandle(self, program.name, steps, context)
-        for buffer in mine.values():
-            buffer.handles.add(handle)
-        return handle
-
-    def run(self, handle: Handle) -> None:
-        self._require_open()
-        mine = self._own_handle(handle)
-        self._lane.submit(mine.run)
-
-    def release(self, handle: Handle) -> None:
-        self._require_open()
-        mine = self._own_handle(handle)
-        self._lane.submit(lambda: mine.retire("it was released"))
-
-    def _own_handle(self, handle: Handle) -> NumpyHandle:
-        if not isinstance(handle, NumpyHandle) or handle.device is not self:
-            raise DeviceError(f"device {self.name} was given {handle.program_name}, which it did not prepare")
-        return handle
-
-    # Order and end.
-
-    def record(self) -> Future[None]:
-        self._require_open()
-        return self._lane.call(lambda: None, surfaces=True)
-
-    def allow_blocking(self) -> None:
-        self._lane.allow_blocking()
-
-    def host_view(self, buffer: Buffer, offset: int, size_bytes: int) -> memoryview:
-        self._require_open()
-        region: Memory = self._lane.call(self._region(buffer, offset, size_bytes)).result()
-        return region.data
+    def _bind(self, program: Program) -> NumpyHandle:
+        steps, context = bind_program(program, self._memory_of, self._workers)
+        return NumpyHandle(self, program.name, steps, context)
 
     def close(self) -> None:
-        self._is_closed = True
-        self._lane.close()
+        super().close()
         self._workers.close()
-        with self._lock:
-            buffers, self._buffers = self._buffers, set()
-            self._allocated_bytes = 0
-        for buffer in buffers:
-            buffer.drop()
-
-    def _require_open(self) -> None:
-        if self._is_closed:
-            raise DeviceLost(self.name, "the device was closed")

@@ -1,0 +1,136 @@
+"""The native CPU device: compiled programs over this machine's memory.
+
+All variants of the kernels compute the same bits, so they share one `kernel_variant`; which of them runs is told by the
+device's description. `TANDEM_CPU_VARIANT` names one to run instead of the fastest.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+
+from app.engine.device import DeviceCaps
+from app.engine.devices.host import ALIGNMENT_BYTES, MAX_BUFFER_BYTES, HostBuffer, HostDevice, HostHandle, Memory
+from app.engine.ggml import GGMLType
+from app.engine.gguf.quants.codebook import GridName, grid
+from app.engine.kernels import _cpu
+from app.engine.program import PlacedTensor, Program
+from app.errors import ConfigError, DeviceError, UnsupportedOp
+
+#: Names the arithmetic. To be changed whenever a kernel's order of operations changes.
+KERNEL_VARIANT = "cpu-exact-1"
+VARIANT_SETTING = "TANDEM_CPU_VARIANT"
+
+#: A record of native code's table of tensors: type, op, flags, view; ne; nb; parameters; sources; address, room, uses.
+_RECORD = struct.Struct("<iiIi4q4q16i10iQqq")
+_N_PARAMS, _N_SOURCES = 16, 10
+
+#: Which codebook a type needs, with its number in native code.
+_BOOKS: dict[GGMLType, tuple[int, GridName]] = {
+    GGMLType.IQ2_XXS: (0, "IQ2_XXS"),
+    GGMLType.IQ2_XS: (1, "IQ2_XS"),
+    GGMLType.IQ2_S: (2, "IQ2_S"),
+    GGMLType.IQ3_XXS: (3, "IQ3_XXS"),
+    GGMLType.IQ3_S: (4, "IQ3_S"),
+    GGMLType.IQ1_S: (5, "IQ1_S"),
+    GGMLType.IQ1_M: (5, "IQ1_S"),
+}
+
+
+def chosen_variant() -> str:
+    """The kernels to run: what the environment asks for, or the fastest. Raises ConfigError."""
+    known = _cpu.variants()
+    wanted = os.environ.get(VARIANT_SETTING, "").strip().lower()
+    if not wanted:
+        return known[0]
+    if wanted not in known:
+        raise ConfigError(f"{VARIANT_SETTING}={wanted}: this machine runs {', '.join(known)}")
+    return wanted
+
+
+def physical_cores() -> int:
+    """Cores this process may use; threads of one core count once where the system tells."""
+    usable = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    cores = set()
+    for cpu in usable:
+        try:
+            with open(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") as file:
+                cores.add(file.read().strip())
+        except OSError:  # not Linux, or hidden: every CPU is a core
+            cores.add(str(cpu))
+    return max(1, len(cores))
+
+
+class CpuHandle(HostHandle):
+    """A program of the native engine."""
+
+    __slots__ = ("native",)
+
+    def __init__(self, device: CpuDevice, program_name: str, native: _cpu.Program) -> None:
+        super().__init__(device, program_name)
+        self.native: _cpu.Program | None = native
+
+    def let_go(self) -> None:
+        self.native = None
+
+    def work(self) -> None:
+        assert self.native is not None
+        failure = self.native.run()
+        if failure:
+            raise DeviceError(f"device {self.device.name} failed in {self.program_name}: {failure}")
+
+
+class CpuDevice(HostDevice):
+    """See `HostDevice`. `n_threads` None: one per core. `pin`: bind each thread but the lane's to a CPU of its own."""
+
+    def __init__(
+        self,
+        name: str = "CPU",
+        n_threads: int | None = None,
+        memory_limit_bytes: int | None = None,
+        pin: bool = False,
+    ) -> None:
+        variant = chosen_variant()
+        threads = physical_cores() if n_threads is None else n_threads
+        self._engine = _cpu.Engine(variant, threads, pin)  # refuses a bad number before a lane starts
+        caps = DeviceCaps(
+            kind="cpu",
+            kernel_variant=KERNEL_VARIANT,
+            alignment_bytes=ALIGNMENT_BYTES,
+            max_buffer_bytes=MAX_BUFFER_BYTES,
+            description=f"{variant} kernels, {threads} thread{'s' if threads > 1 else ''}",
+        )
+        super().__init__(name, caps, memory_limit_bytes)
+
+    def _bind(self, program: Program) -> CpuHandle:
+        for tensor in program.tensors:
+            if tensor.type in _BOOKS:
+                number, book = _BOOKS[tensor.type]
+                _cpu.load_codebook(number, grid(book).tobytes())
+        table = b"".join(self._record(tensor) for tensor in program.tensors)
+        try:
+            native = self._engine.compile(table, list(program.nodes))
+        except _cpu.Unsupported as error:
+            index, _, reason = str(error).partition(":")
+            tensor = program.tensors[int(index)]
+            raise UnsupportedOp(self.name, tensor.op.name, f"{tensor.name}: {reason.strip()}") from error
+        return CpuHandle(self, program.name, native)
+
+    def _record(self, tensor: PlacedTensor) -> bytes:
+        address = room = 0
+        if isinstance(tensor.buffer, HostBuffer):
+            address = tensor.buffer.address + tensor.offset
+            room = tensor.buffer.size_bytes - tensor.offset
+        params = (*tensor.params, *(0,) * (_N_PARAMS - len(tensor.params)))
+        sources = (*tensor.src, *(-1,) * (_N_SOURCES - len(tensor.src)))
+        return _RECORD.pack(
+            tensor.type, tensor.op, tensor.flags, tensor.view_src, *tensor.ne, *tensor.nb, *params, *sources,
+            address, room, tensor.use_count,
+        )  # fmt: skip
+
+    def _give_out(self, memory: Memory, replaced: bool) -> None:
+        begin = memory.ctypes.data
+        self._engine.touch(begin, begin + memory.nbytes, replaced)
+
+    def _forget(self, buffer: HostBuffer) -> None:
+        self._engine.forget(buffer.address, buffer.address + buffer.size_bytes)

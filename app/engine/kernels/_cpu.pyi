@@ -1,0 +1,32 @@
+TENSOR_BYTES: int
+
+class Unsupported(ValueError): ...
+
+class Program:
+    """A compiled program."""
+
+    @property
+    def n_steps(self) -> int: ...
+    @property
+    def n_phases(self) -> int: ...
+    def run(self) -> str:
+        """Run once, without the GIL, in lane order. Returns what failed, or nothing."""
+
+class Engine:
+    """Threads, interleaved weights and scratch of one device."""
+
+    def __init__(self, variant: str, n_threads: int, pin: bool) -> None: ...
+    def compile(self, tensors: bytes, nodes: list[int]) -> Program:
+        """`tensors` are records of TENSOR_BYTES. Raises Unsupported with "index: reason"."""
+
+    def touch(self, begin: int, end: int, replaced: bool) -> None:
+        """Bytes of these addresses are about to be read, or overwritten whole (`replaced`), from outside programs."""
+
+    def forget(self, begin: int, end: int) -> None:
+        """The memory of these addresses goes away."""
+
+def variants() -> list[str]:
+    """Names of the kernels this machine can run, the fastest first."""
+
+def load_codebook(which: int, entries: bytes) -> None:
+    """Hand over the entries of codebook `which`, int8 [n, 4 or 8]. The first call counts."""

@@ -1,0 +1,444 @@
+// Attention over cached keys and values, block by block.
+//
+// Cells are met in index order in aligned blocks of 64. For one query row a block is either hidden, and then nothing
+// happens, or visible: scores of its cells (sixteen lanes along the head, fused multiply-adds, the lanes' sum), the new
+// maximum, weights, and the values added cell by cell. Every eight visible blocks of a row make a segment with its own
+// maximum and sum; segments are folded together in order. So a row's result depends on its own visible blocks alone:
+// not on its neighbours in the tile, nor on how blocks are shared between threads.
+#include "isa.h"
+#include "simd.h"
+
+namespace tandem::TANDEM_ISA {
+namespace {
+
+constexpr int kCells = kAttentionBlock;
+constexpr float kNone = -__builtin_inff();
+
+int64_t padded(int64_t n) { return (n + kWide - 1) / kWide * kWide; }
+
+// What a tile of rows works with; in the thread's scratch.
+struct Room {
+    float *q;       // [rows][dk]
+    float *k;       // [64][dk]
+    float *v;       // [64][dv]
+    float *scores;  // [rows][64]
+    float *acc;     // [rows][dv], of the segment
+    float *total;   // [rows][dv], of the segments before
+};
+
+Room room_in(char *scratch, const Attention &a) {
+    const int64_t dk = padded(a.dk), dv = padded(a.dv);
+    auto *p = reinterpret_cast<float *>(scratch);
+    Room room;
+    room.q = p;
+    room.k = room.q + kAttentionRows * dk;
+    room.v = room.k + kCells * dk;
+    room.scores = room.v + kCells * dv;
+    room.acc = room.scores + kAttentionRows * kCells;
+    room.total = room.acc + kAttentionRows * dv;
+    return room;
+}
+
+// A row's running softmax.
+struct Softmax {
+    float largest = kNone;
+    float sum = 0.0f;
+};
+
+float exp_one(float x) {
+    float lanes[kWide];
+    wide_store(lanes, exp(wide(x)));
+    return lanes[0];
+}
+
+void load_rows(const Attention &a, Type type, const char *base, int64_t stride, int64_t first_cell, int64_t n_cells,
+               int64_t n, float *out) {
+    const int64_t width = padded(n);
+    for (int64_t c = 0; c < n_cells; ++c) {
+        const char *row = base + (first_cell + c) * stride;
+        float *to = out + c * width;
+        if (type == Type::F16) {
+            f16_to_f32(reinterpret_cast<const uint16_t *>(row), to, n);
+        } else {
+            a.to_float(type, row, to, n);
+        }
+        for (int64_t i = n; i < width; ++i) {
+            to[i] = 0.0f;
+        }
+    }
+}
+
+// Scores of kRows rows against four cells at a time.
+template <int kRows>
+void score_rows(const float *const *q, const float *k, int64_t dk, float *const *scores) {
+    for (int c = 0; c < kCells; c += 4) {
+        Wide acc[4][kRows];
+        TANDEM_UNROLL
+        for (int j = 0; j < 4; ++j) {
+            TANDEM_UNROLL
+            for (int r = 0; r < kRows; ++r) {
+                acc[j][r] = wide(0.0f);
+            }
+        }
+        const float *cell = k + c * dk;
+        for (int64_t i = 0; i < dk; i += kWide) {
+            Wide qs[kRows];
+            TANDEM_UNROLL
+            for (int r = 0; r < kRows; ++r) {
+                qs[r] = wide_load(q[r] + i);
+            }
+            TANDEM_UNROLL
+            for (int j = 0; j < 4; ++j) {
+                const Wide ks = wide_load(cell + j * dk + i);
+                TANDEM_UNROLL
+                for (int r = 0; r < kRows; ++r) {
+                    acc[j][r] = fma(qs[r], ks, acc[j][r]);
+                }
+            }
+        }
+        for (int j = 0; j < 4; ++j) {
+            for (int r = 0; r < kRows; ++r) {
+                scores[r][c + j] = sum(acc[j][r]);
+            }
+        }
+    }
+}
+
+// acc[r] += weights[r][c] * v[c] for all cells in order.
+template <int kRows>
+void add_values(const float *const *weights, const float *v, int64_t dv, float *const *acc) {
+    constexpr int kColumns = kParts == 1 ? 4 : kParts == 2 ? 1 : 1;
+    int64_t i = 0;
+    const auto columns = [&]<int kN>() [[gnu::always_inline]] {
+        Wide sums[kRows][kN];
+        TANDEM_UNROLL
+        for (int r = 0; r < kRows; ++r) {
+            TANDEM_UNROLL
+            for (int j = 0; j < kN; ++j) {
+                sums[r][j] = wide_load(acc[r] + i + j * kWide);
+            }
+        }
+        for (int c = 0; c < kCells; ++c) {
+            Wide vs[kN];
+            TANDEM_UNROLL
+            for (int j = 0; j < kN; ++j) {
+                vs[j] = wide_load(v + c * dv + i + j * kWide);
+            }
+            TANDEM_UNROLL
+            for (int r = 0; r < kRows; ++r) {
+                const Wide w = wide(weights[r][c]);
+                TANDEM_UNROLL
+                for (int j = 0; j < kN; ++j) {
+                    sums[r][j] = fma(w, vs[j], sums[r][j]);
+                }
+            }
+        }
+        TANDEM_UNROLL
+        for (int r = 0; r < kRows; ++r) {
+            TANDEM_UNROLL
+            for (int j = 0; j < kN; ++j) {
+                wide_store(acc[r] + i + j * kWide, sums[r][j]);
+            }
+        }
+    };
+    for (; i + kColumns * kWide <= dv; i += kColumns * kWide) {
+        columns.template operator()<kColumns>();
+    }
+    for (; i < dv; i += kWide) {
+        columns.template operator()<1>();
+    }
+}
+
+// The same for one row that does not see every cell; what it does not see is not touched.
+void add_seen_values(const float *weights, uint64_t seen, const float *v, int64_t dv, float *acc) {
+    for (; seen; seen &= seen - 1) {
+        const int c = __builtin_ctzll(seen);
+        const Wide w = wide(weights[c]);
+        for (int64_t i = 0; i < dv; i += kWide) {
+            wide_store(acc + i, fma(w, wide_load(v + c * dv + i), wide_load(acc + i)));
+        }
+    }
+}
+
+WideInt lanes_of_bits(uint64_t seen, int first) {
+    int32_t lanes[kWide];
+    for (int i = 0; i < kWide; ++i) {
+        lanes[i] = -static_cast<int32_t>((seen >> (first + i)) & 1);
+    }
+    WideInt mask;
+    std::memcpy(&mask, lanes, sizeof(mask));
+    return mask;
+}
+
+// Scores to weights, in place; rescales what was gathered before. `bias`: the mask's values, or null if they are zeros.
+void weigh(const Attention &a, float *scores, uint64_t seen, const uint16_t *bias, float slope, Softmax &state,
+           float *acc, int64_t dv) {
+    Wide z[kCells / kWide];
+    Wide top = wide(kNone);
+    for (int g = 0; g < kCells / kWide; ++g) {
+        z[g] = wide_load(scores + g * kWide) * wide(a.scale);
+        if (a.softcap != 0.0f) {
+            z[g] = wide(a.softcap) * tanh(z[g] / wide(a.softcap));
+        }
+        if (bias) {
+            z[g] = fma(wide(slope), wide_load_f16(bias + g * kWide), z[g]);
+        }
+        if (seen != ~uint64_t{0}) {
+            z[g] = select(lanes_of_bits(seen, g * kWide), z[g], wide(kNone));
+        }
+        top = max(z[g], top);
+    }
+    const float block_max = max_lane(top);
+    const float largest = block_max > state.largest ? block_max : state.largest;
+    if (largest != state.largest) {
+        const float fade = state.largest == kNone ? 0.0f : exp_one(state.largest - largest);
+        if (state.largest != kNone) {
+            for (int64_t i = 0; i < dv; i += kWide) {
+                wide_store(acc + i, wide_load(acc + i) * wide(fade));
+            }
+        }
+        state.sum *= fade;
+        state.largest = largest;
+    }
+    for (Wide &part : z) {
+        part = exp(part - wide(largest));
+    }
+    for (int g = 0; g < kCells / kWide; ++g) {
+        wide_store(scores + g * kWide, z[g]);
+    }
+    state.sum += sum((z[0] + z[1]) + (z[2] + z[3]));
+}
+
+// Folds a segment into the ones before it.
+void fold(Softmax &before, float *total, const Softmax &segment, const float *acc, int64_t dv) {
+    if (segment.largest == kNone) {
+        return;
+    }
+    if (before.largest == kNone) {
+        before = segment;
+        std::memcpy(total, acc, dv * sizeof(float));
+        return;
+    }
+    const float largest = before.largest > segment.largest ? before.largest : segment.largest;
+    const float old_fade = exp_one(before.largest - largest);
+    const float new_fade = exp_one(segment.largest - largest);
+    for (int64_t i = 0; i < dv; i += kWide) {
+        wide_store(total + i, fma(wide_load(total + i), wide(old_fade), wide_load(acc + i) * wide(new_fade)));
+    }
+    before.sum = before.sum * old_fade + segment.sum * new_fade;
+    before.largest = largest;
+}
+
+// The weighted sum over everything a row saw, sink included; zeros for a row that saw nothing.
+void write_row(const Attention &a, const Softmax &state, const float *total, int64_t head, float *out) {
+    if (state.largest == kNone) {
+        std::memset(out, 0, a.dv * sizeof(float));
+        return;
+    }
+    float scale;
+    if (a.sinks) {
+        const float sink = a.sinks[head];
+        const float largest = state.largest > sink ? state.largest : sink;
+        const float fade = exp_one(state.largest - largest);
+        scale = fade / (state.sum * fade + exp_one(sink - largest));
+    } else {
+        scale = 1.0f / state.sum;
+    }
+    for (int64_t i = 0; i < a.dv; i += kWide) {
+        wide_store(out + i, wide_load(total + i) * wide(scale), a.dv - i);
+    }
+}
+
+float slope_of(const Attention &a, int64_t head) {
+    if (a.max_bias == 0.0f) {
+        return 1.0f;
+    }
+    return a.slopes[head];
+}
+
+// The rows of a tile: some query tokens times some heads that share keys and values.
+struct Tile {
+    const Attention &a;
+    const AttentionTile &at;
+    Room room;
+    int64_t dk, dv;
+    int n_rows;
+    Softmax state[kAttentionRows];
+    Softmax before[kAttentionRows];
+
+    int64_t token_of(int row) const { return at.first_token + row / at.n_heads; }
+    int64_t head_of(int row) const { return at.first_head + row % at.n_heads; }
+    const MaskRow &mask_of(int row) const {
+        return a.mask_rows[a.mask_row_index(token_of(row), head_of(row), at.sequence)];
+    }
+};
+
+void process_block(Tile &tile, int64_t block, const int *rows, const uint64_t *seen, int n_active) {
+    const Attention &a = tile.a;
+    const int64_t first = block * kCells;
+    const int64_t n_cells = a.n_kv - first < kCells ? a.n_kv - first : kCells;
+    const char *k = a.k + tile.at.kv_head * a.k_head_stride + tile.at.sequence * a.k_sequence_stride;
+    const char *v = a.v + tile.at.kv_head * a.v_head_stride + tile.at.sequence * a.v_sequence_stride;
+    load_rows(a, a.k_type, k, a.k_stride, first, n_cells, a.dk, tile.room.k);
+    load_rows(a, a.v_type, v, a.v_stride, first, n_cells, a.dv, tile.room.v);
+    const float *q[kAttentionRows];
+    float *scores[kAttentionRows];
+    float *acc[kAttentionRows];
+    for (int i = 0; i < n_active; ++i) {
+        q[i] = tile.room.q + rows[i] * tile.dk;
+        scores[i] = tile.room.scores + rows[i] * kCells;
+        acc[i] = tile.room.acc + rows[i] * tile.dv;
+    }
+    int i = 0;
+    for (; i + 4 <= n_active; i += 4) {
+        score_rows<4>(q + i, tile.room.k, tile.dk, scores + i);
+    }
+    for (; i < n_active; ++i) {
+        score_rows<1>(q + i, tile.room.k, tile.dk, scores + i);
+    }
+    bool all_seen = true;
+    uint16_t bias[kCells] = {};
+    for (i = 0; i < n_active; ++i) {
+        const MaskRow &mask = tile.mask_of(rows[i]);
+        if (mask.biased) {
+            std::memcpy(bias, mask.values + first, n_cells * sizeof(uint16_t));
+        }
+        weigh(a, scores[i], seen[i], mask.biased ? bias : nullptr, slope_of(a, tile.head_of(rows[i])),
+              tile.state[rows[i]], acc[i], tile.dv);
+        all_seen = all_seen && seen[i] == ~uint64_t{0};
+    }
+    i = 0;
+    if (all_seen) {
+        for (; i + 4 <= n_active; i += 4) {
+            add_values<4>(scores + i, tile.room.v, tile.dv, acc + i);
+        }
+        for (; i < n_active; ++i) {
+            add_values<1>(scores + i, tile.room.v, tile.dv, acc + i);
+        }
+    }
+    for (; i < n_active; ++i) {
+        add_seen_values(scores[i], seen[i], tile.room.v, tile.dv, acc[i]);
+    }
+}
+
+void clear_row(Tile &tile, int row) {
+    tile.state[row] = Softmax();
+    for (int64_t i = 0; i < tile.dv; ++i) {
+        tile.room.acc[row * tile.dv + i] = 0.0f;
+    }
+}
+
+}  // namespace
+
+int64_t attention_scratch_bytes(int64_t dk, int64_t dv) {
+    return (kAttentionRows * (padded(dk) + 2 * padded(dv) + kCells) + kCells * (padded(dk) + padded(dv))) *
+           static_cast<int64_t>(sizeof(float));
+}
+
+// One tile over all its blocks, or (segment >= 0) over one segment of a single token's blocks, whose state and sums go
+// to `partial` as [row][2 + dv padded].
+void attention_tile(const Attention &a, const AttentionTile &at, char *scratch, float *partial) {
+    Tile tile{a, at, room_in(scratch, a), padded(a.dk), padded(a.dv), at.n_tokens * at.n_heads, {}, {}};
+    // Where each row stands in its list of visible blocks.
+    int64_t next[kAttentionRows];
+    int64_t end[kAttentionRows];
+    for (int row = 0; row < tile.n_rows; ++row) {
+        const char *q = a.q + tile.token_of(row) * a.q_token_stride + tile.head_of(row) * a.q_head_stride +
+                        at.sequence * a.q_sequence_stride;
+        float *to = tile.room.q + row * tile.dk;
+        std::memcpy(to, q, a.dk * sizeof(float));
+        for (int64_t i = a.dk; i < tile.dk; ++i) {
+            to[i] = 0.0f;
+        }
+        clear_row(tile, row);
+        const MaskRow &mask = tile.mask_of(row);
+        next[row] = at.segment < 0 ? 0 : at.segment * kSegmentBlocks;
+        end[row] = at.segment < 0 || next[row] + kSegmentBlocks > mask.n_visible ? mask.n_visible
+                                                                                : next[row] + kSegmentBlocks;
+    }
+    for (;;) {
+        int64_t block = INT64_MAX;
+        for (int row = 0; row < tile.n_rows; ++row) {
+            if (next[row] < end[row]) {
+                const int64_t b = tile.mask_of(row).visible[next[row]];
+                block = b < block ? b : block;
+            }
+        }
+        if (block == INT64_MAX) {
+            break;
+        }
+        int rows[kAttentionRows];
+        uint64_t seen[kAttentionRows];
+        int n_active = 0;
+        for (int row = 0; row < tile.n_rows; ++row) {
+            const MaskRow &mask = tile.mask_of(row);
+            if (next[row] >= end[row] || mask.visible[next[row]] != block) {
+                continue;
+            }
+            if (at.segment < 0 && next[row] > 0 && next[row] % kSegmentBlocks == 0) {
+                fold(tile.before[row], tile.room.total + row * tile.dv, tile.state[row],
+                     tile.room.acc + row * tile.dv, tile.dv);
+                clear_row(tile, row);
+            }
+            rows[n_active] = row;
+            seen[n_active++] = mask.seen[next[row]];
+            ++next[row];
+        }
+        process_block(tile, block, rows, seen, n_active);
+    }
+    for (int row = 0; row < tile.n_rows; ++row) {
+        float *acc = tile.room.acc + row * tile.dv;
+        if (at.segment >= 0) {
+            float *to = partial + row * (2 + tile.dv);
+            to[0] = tile.state[row].largest;
+            to[1] = tile.state[row].sum;
+            std::memcpy(to + 2, acc, tile.dv * sizeof(float));
+            continue;
+        }
+        float *total = tile.room.total + row * tile.dv;
+        fold(tile.before[row], total, tile.state[row], acc, tile.dv);
+        write_row(a, tile.before[row], total, tile.head_of(row), a.out_row(tile.token_of(row), tile.head_of(row), at.sequence));
+    }
+}
+
+// Folds the segments of one row, `stride` floats apart, as attention_tile would have.
+void attention_fold(const Attention &a, const float *partial, int64_t stride, int64_t n_segments, int64_t token,
+                    int64_t head, int64_t sequence, char *scratch) {
+    const int64_t dv = padded(a.dv);
+    auto *total = reinterpret_cast<float *>(scratch);
+    Softmax before;
+    for (int64_t s = 0; s < n_segments; ++s) {
+        const float *p = partial + s * stride;
+        fold(before, total, Softmax{p[0], p[1]}, p + 2, dv);
+    }
+    write_row(a, before, total, head, a.out_row(token, head, sequence));
+}
+
+// Which cells of each block a row of the mask shows, and in which blocks it shows any.
+void reduce_mask_row(const uint16_t *mask, int64_t n_kv, MaskRow &out, uint32_t *visible, uint64_t *seen) {
+    int64_t n = 0;
+    bool biased = false;
+    for (int64_t first = 0; first < n_kv; first += kCells) {
+        const int64_t n_cells = n_kv - first < kCells ? n_kv - first : kCells;
+        uint64_t bits = 0;
+        uint16_t any = 0;
+        for (int64_t c = 0; c < n_cells; ++c) {
+            const uint16_t value = mask[first + c];
+            const bool shown = value != 0xfc00;  // minus infinity
+            bits |= static_cast<uint64_t>(shown) << c;
+            any |= shown ? value & 0x7fff : 0;
+        }
+        if (bits) {
+            visible[n] = static_cast<uint32_t>(first / kCells);
+            seen[n++] = bits;
+            biased = biased || any != 0;
+        }
+    }
+    out.n_visible = n;
+    out.visible = visible;
+    out.seen = seen;
+    out.values = mask;
+    out.biased = biased;
+}
+
+}  // namespace tandem::TANDEM_ISA

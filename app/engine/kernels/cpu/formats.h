@@ -1,0 +1,316 @@
+// Decoders of packed weights: from a block of sixteen interleaved rows to bytes for the integer units.
+//
+// A format hands out blocks of 32 elements: eight vectors of bytes (each holds four consecutive elements of as many rows
+// as a native vector has lanes) with the block's float scale per row, or two scales where sixteen elements share one.
+// An element is scale * (byte - kOffset) + minimum; `minimum` is only there where kMin says so. Scales are products of
+// a half float and a small integer, hence exact.
+#pragma once
+
+#include "pack.h"
+#include "simd.h"
+
+namespace tandem::TANDEM_ISA {
+
+TANDEM_INLINE vb load_bytes(const uint8_t *p) {
+    vb v;
+    std::memcpy(&v, p, sizeof(v));
+    return v;
+}
+TANDEM_INLINE vb chunk(const uint8_t *field, int c, int part) { return load_bytes(field + 64 * c + 4 * kNative * part); }
+typedef uint16_t v16 __attribute__((vector_size(4 * kNative)));
+template <int kShift>
+TANDEM_INLINE vb shifted(vb v, uint8_t mask) {
+    return (vb)((v16)v >> kShift) & mask;
+}
+TANDEM_INLINE vb shifted(vb v, int shift, uint8_t mask) { return (vb)((v16)v >> shift) & mask; }
+TANDEM_INLINE vb shifted_up(vb v, int shift, uint8_t mask) { return (vb)((v16)v << shift) & mask; }
+TANDEM_INLINE vf half_scale(const uint8_t *field, int part) { return load_f16(field + 2 * kNative * part); }
+template <class Narrow>
+TANDEM_INLINE vi byte_scale(const uint8_t *field, int j, int part) {
+    return widen<Narrow>(field + kGroupRows * j + kNative * part);
+}
+
+// How blocks are multiplied, whatever they were decoded from: the largest byte (128: signed bytes), the offset to
+// subtract (a power of two, or 0), whether there is a minimum, and elements per scale (32 or 16).
+template <int kMax_, int kOffset_, bool kMin_, int kSub_>
+struct Kind {
+    static constexpr int kMax = kMax_;
+    static constexpr int kOffset = kOffset_;
+    static constexpr bool kMin = kMin_;
+    static constexpr int kSub = kSub_;
+};
+
+// The shape of a format: elements and bytes per block of a group, and its kind.
+template <int kElements_, int kMainBytes_, int kTailBytes_, int kMax_, int kOffset_, bool kMin_, int kSub_>
+struct Shape {
+    static constexpr int kElements = kElements_;
+    static constexpr int kMainBytes = kMainBytes_;
+    static constexpr int kTailBytes = kTailBytes_;
+    using Kind = ::tandem::TANDEM_ISA::Kind<kMax_, kOffset_, kMin_, kSub_>;
+};
+
+TANDEM_INLINE void nibbles(const uint8_t *quants, int part, vb *w) {
+    TANDEM_UNROLL
+    for (int c = 0; c < 4; ++c) {
+        const vb v = chunk(quants, c, part);
+        w[c] = v & (uint8_t)15;
+        w[c + 4] = shifted<4>(v, 15);
+    }
+}
+
+// Adds the fifth bit, regrouped by packing so that bit c of each byte belongs to chunk c.
+TANDEM_INLINE void fifth_bits(const uint8_t *field, int part, vb *w) {
+    const vb bits = chunk(field, 0, part);
+    TANDEM_UNROLL
+    for (int c = 0; c < 4; ++c) {
+        w[c] |= shifted_up(bits, 4 - c, 16);
+        w[c + 4] |= shifted(bits, c, 16);
+    }
+}
+
+struct Q4_0 : Shape<32, 256, 32, 15, 8, false, 32> {
+    template <class Emit>
+    TANDEM_INLINE static void decode(const uint8_t *main, const uint8_t *tail, int part, Emit emit) {
+        vb w[8];
+        nibbles(main, part, w);
+        emit(0, w, half_scale(tail, part), vf{}, vf{}, vf{});
+    }
+};
+
+struct Q4_1 : Shape<32, 256, 64, 15, 0, true, 32> {
+    template <class Emit>
+    TANDEM_INLINE static void decode(const uint8_t *main, const uint8_t *tail, int part, Emit emit) {
+        vb w[8];
+        nibbles(main, part, w);
+        emit(0, w, half_scale(tail, part), half_scale(tail + 32, part), vf{}, vf{});
+    }
+};
+
+struct Q5_0 : Shape<32, 320, 32, 31, 16, false, 32> {
+    template <class Emit>
+    TANDEM_INLINE static void decode(const uint8_t *main, const uint8_t *tail, int part, Emit emit) {
+        vb w[8];
+        nibbles(main, part, w);
+        fifth_bits(main + 256, part, w);
+        emit(0, w, half_scale(tail, part), vf{}, vf{}, vf{});
+    }
+};
+
+struct Q5_1 : Shape<32, 320, 64, 31, 0, true, 32> {
+    template <class Emit>
+    TANDEM_INLINE static void decode(const uint8_t *main, const uint8_t *tail, int part, Emit emit) {
+        vb w[8];
+        nibbles(main, part, w);
+        fifth_bits(main + 256, part, w);
+        emit(0, w, half_scale(tail, part), half_scale(tail + 32, part), vf{}, vf{});
+    }
+};
+
+struct Q8_0 : Shape<32, 512, 32, 128, 0, false, 32> {
+    template <class Emit>
+    TANDEM_INLINE static void decode(const uint8_t *main, const uint8_t *tail, int part, Emit emit) {
+        vb w[8];
+        TANDEM_UNROLL
+        for (int c = 0; c < 8; ++c) {
+            w[c] = signed_form(chunk(main, c, part));
+        }
+        emit(0, w, half_scale(tail, part), vf{}, vf{}, vf{});
+    }
+};
+
+// Codes into signed bytes, in the form the dot product wants them.
+struct Codebook {
+    uint8_t values[16];
+};
+TANDEM_INLINE Codebook signed_codebook(const int8_t (&values)[16]) {
+    Codebook book;
+    TANDEM_UNROLL
+    for (int i = 0; i < 16; ++i) {
+        book.values[i] = static_cast<uint8_t>(values[i]) ^ (kSignedNeedsInit ? 0x80 : 0);
+    }
+    return book;
+}
+constexpr int8_t kIq4Values[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+
+struct IQ4_NL : Shape<32, 256, 32, 128, 0, false, 32> {
+    template <class Emit>
+    TANDEM_INLINE static void decode(const uint8_t *main, const uint8_t *tail, int part, Emit emit) {
+        const Codebook book = signed_codebook(kIq4Values);
+        vb w[8];
+        nibbles(main, part, w);
+        TANDEM_UNROLL
+        for (int c = 0; c < 8; ++c) {
+            w[c] = lookup(book.values, w[c]);
+        }
+        emit(0, w, half_scale(tail, part), vf{}, vf{}, vf{});
+    }
+};
+
+// Twice the values of E2M1, moved up by 16 so that they are small unsigned bytes; the scale is halved for it.
+constexpr uint8_t kMxfp4Values[16] = {16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4};
+
+struct MXFP4 : Shape<32, 256, 16, 31, 16, false, 32> {
+    template <class Emit>
+    TANDEM_INLINE static void decode(const uint8_t *main, const uint8_t *tail, int part, Emit emit) {
+        vb w[8];
+        nibbles(main, part, w);
+        TANDEM_UNROLL
+        for (int c = 0; c < 8; ++c) {
+            w[c] = lookup(kMxfp4Values, w[c]);
+        }
+        const vi e = byte_scale<uint8_t>(tail, 0, part);
+        const vi normal = (e - 1) << 23;
+        const vi small = e == 1 ? splat_int(0x00400000) : splat_int(0x00200000);
+        emit(0, w, (vf)(e < 2 ? small : normal), vf{}, vf{}, vf{});
+    }
+};
+
+// The 6-bit scales and minimums of Q4_K and Q5_K: twelve bytes hold eight of each.
+struct KScales {
+    vf scale[8];
+    vf minimum[8];  // negative: what is subtracted
+};
+TANDEM_INLINE void k_scales(const uint8_t *field, const uint8_t *tail, int part, KScales &out) {
+    const vf d = half_scale(tail, part);
+    const vf dmin = half_scale(tail + 32, part);
+    for (int b = 0; b < 4; ++b) {
+        const vi first = byte_scale<uint8_t>(field, b, part);
+        const vi second = byte_scale<uint8_t>(field, b + 4, part);
+        const vi third = byte_scale<uint8_t>(field, b + 8, part);
+        out.scale[b] = d * to_float(first & 63);
+        out.minimum[b] = -(dmin * to_float(second & 63));
+        out.scale[b + 4] = d * to_float((third & 15) | ((first >> 6) << 4));
+        out.minimum[b + 4] = -(dmin * to_float((third >> 4) | ((second >> 6) << 4)));
+    }
+}
+
+struct Q4_K : Shape<256, 2240, 64, 15, 0, true, 32> {
+    template <class Emit>
+    TANDEM_INLINE static void decode(const uint8_t *main, const uint8_t *tail, int part, Emit emit) {
+        KScales s;
+        k_scales(main + 2048, tail, part, s);
+        TANDEM_ROLLED
+        for (int pair = 0; pair < 4; ++pair) {
+            vb low[8], high[8];
+            TANDEM_UNROLL
+            for (int c = 0; c < 8; ++c) {
+                const vb v = chunk(main + 512 * pair, c, part);
+                low[c] = v & (uint8_t)15;
+                high[c] = shifted<4>(v, 15);
+            }
+            emit(2 * pair, low, s.scale[2 * pair], s.minimum[2 * pair], vf{}, vf{});
+            emit(2 * pair + 1, high, s.scale[2 * pair + 1], s.minimum[2 * pair + 1], vf{}, vf{});
+        }
+    }
+};
+
+struct Q5_K : Shape<256, 2752, 64, 31, 0, true, 32> {
+    template <class Emit>
+    TANDEM_INLINE static void decode(const uint8_t *main, const uint8_t *tail, int part, Emit emit) {
+        const uint8_t *high_bits = main + 2048;
+        KScales s;
+        k_scales(main + 2560, tail, part, s);
+        TANDEM_ROLLED
+        for (int pair = 0; pair < 4; ++pair) {
+            vb low[8], high[8];
+            TANDEM_UNROLL
+            for (int c = 0; c < 8; ++c) {
+                const vb v = chunk(main + 512 * pair, c, part);
+                const vb bits = (vb)((v16)chunk(high_bits, c, part) >> (2 * pair));
+                low[c] = (v & (uint8_t)15) | shifted_up(bits, 4, 16);
+                high[c] = shifted<4>(v, 15) | shifted_up(bits, 3, 16);
+            }
+            emit(2 * pair, low, s.scale[2 * pair], s.minimum[2 * pair], vf{}, vf{});
+            emit(2 * pair + 1, high, s.scale[2 * pair + 1], s.minimum[2 * pair + 1], vf{}, vf{});
+        }
+    }
+};
+
+struct Q6_K : Shape<256, 3328, 32, 63, 32, false, 16> {
+    template <class Emit>
+    TANDEM_INLINE static void decode(const uint8_t *main, const uint8_t *tail, int part, Emit emit) {
+        const vf d = half_scale(tail, part);
+        const uint8_t *scales = main + 3072;
+        TANDEM_ROLLED
+        for (int b = 0; b < 8; ++b) {
+            const uint8_t *quants = main + 1024 * (b / 4) + 512 * (b & 1);
+            const uint8_t *high_bits = main + 2048 + 512 * (b / 4);
+            const int nibble = b & 2 ? 4 : 0;
+            const int bits = 2 * (b & 3);
+            vb w[8];
+            TANDEM_UNROLL
+            for (int c = 0; c < 8; ++c) {
+                w[c] = shifted(chunk(quants, c, part), nibble, 15) |
+                       shifted_up((vb)((v16)chunk(high_bits, c, part) >> bits), 4, 48);
+            }
+            emit(b, w, d * to_float(byte_scale<int8_t>(scales, 2 * b, part)), vf{},
+                 d * to_float(byte_scale<int8_t>(scales, 2 * b + 1, part)), vf{});
+        }
+    }
+};
+
+struct Q3_K : Shape<256, 1728, 32, 7, 4, false, 16> {
+    TANDEM_INLINE static vf scale(const uint8_t *field, int j, int part, vf d) {
+        const vi low = byte_scale<uint8_t>(field, j % 8, part) >> (j < 8 ? 0 : 4);
+        const vi top = byte_scale<uint8_t>(field, 8 + j % 4, part) >> (2 * (j / 4));
+        return d * to_float(((low & 15) | ((top & 3) << 4)) - 32);
+    }
+    template <class Emit>
+    TANDEM_INLINE static void decode(const uint8_t *main, const uint8_t *tail, int part, Emit emit) {
+        const vf d = half_scale(tail, part);
+        const uint8_t *scales = main + 1536;
+        TANDEM_ROLLED
+        for (int b = 0; b < 8; ++b) {
+            vb w[8];
+            TANDEM_UNROLL
+            for (int c = 0; c < 8; ++c) {
+                w[c] = shifted(chunk(main + 512 * (b / 4), c, part), 2 * (b % 4), 3) |
+                       shifted_up((vb)((v16)chunk(main + 1024, c, part) >> b), 2, 4);
+            }
+            emit(b, w, scale(scales, 2 * b, part, d), vf{}, scale(scales, 2 * b + 1, part, d), vf{});
+        }
+    }
+};
+
+struct Q2_K : Shape<256, 1280, 64, 3, 0, true, 16> {
+    template <class Emit>
+    TANDEM_INLINE static void decode(const uint8_t *main, const uint8_t *tail, int part, Emit emit) {
+        const vf d = half_scale(tail, part);
+        const vf dmin = half_scale(tail + 32, part);
+        TANDEM_ROLLED
+        for (int b = 0; b < 8; ++b) {
+            vb w[8];
+            TANDEM_UNROLL
+            for (int c = 0; c < 8; ++c) {
+                w[c] = shifted(chunk(main + 512 * (b / 4), c, part), 2 * (b % 4), 3);
+            }
+            const vi first = byte_scale<uint8_t>(main + 1024, 2 * b, part);
+            const vi second = byte_scale<uint8_t>(main + 1024, 2 * b + 1, part);
+            emit(b, w, d * to_float(first & 15), -(dmin * to_float(first >> 4)), d * to_float(second & 15),
+                 -(dmin * to_float(second >> 4)));
+        }
+    }
+};
+
+struct IQ4_XS : Shape<256, 2112, 64, 128, 0, false, 32> {
+    template <class Emit>
+    TANDEM_INLINE static void decode(const uint8_t *main, const uint8_t *tail, int part, Emit emit) {
+        const Codebook book = signed_codebook(kIq4Values);
+        const vf d = half_scale(tail, part);
+        const vi high = widen<uint16_t>(tail + 32 + 2 * kNative * part);
+        TANDEM_ROLLED
+        for (int b = 0; b < 8; ++b) {
+            vb w[8];
+            nibbles(main + 256 * b, part, w);
+            TANDEM_UNROLL
+            for (int c = 0; c < 8; ++c) {
+                w[c] = lookup(book.values, w[c]);
+            }
+            const vi low = byte_scale<uint8_t>(main + 2048, b / 2, part) >> (4 * (b % 2));
+            const vi scale = ((low & 15) | (((high >> (2 * b)) & 3) << 4)) - 32;
+            emit(b, w, d * to_float(scale), vf{}, vf{}, vf{});
+        }
+    }
+};
+
+}  // namespace tandem::TANDEM_ISA

@@ -1,0 +1,334 @@
+// Matrix products of quantized weights with activations of eight bits.
+//
+// Per output element there is one order, whoever computes it: for each block of 32 (or half block, where sixteen
+// elements share a scale) the integer dot product, exactly; then acc = fma(float(dot) * weight_scale, x_scale, acc),
+// and acc = fma(minimum, x_sum, acc) where the format has minimums. Few tokens decode weights as they go; many tokens
+// decode sixteen rows into a panel once.
+#include "formats.h"
+#include "kernels.h"
+#include "isa.h"
+
+namespace tandem::TANDEM_ISA {
+namespace {
+
+constexpr int64_t kPanelElements = 2048;  // of each of the sixteen rows: the panel stays in the nearest caches
+
+// One tile of activations from some block on.
+struct Tile {
+    const int8_t *q;
+    const float *d;
+    const float *sum32;
+    const float *sum16;
+    const int32_t *neg32;
+    const int32_t *neg16;
+};
+
+Tile tile_at(const Activations &x, int64_t tile, int64_t block) {
+    const int64_t at = (tile * (x.k / 32) + block) * x.tile;
+    return {x.q + at * 32, x.d + at, x.sum32 + at, x.sum16 + 2 * at, x.neg32 + at, x.neg16 + 2 * at};
+}
+
+template <class K>
+TANDEM_INLINE vi first_sum(int32_t neg) {
+    if constexpr (K::kMax == 128) {
+        return kSignedNeedsInit ? splat_int(neg) : vi{};
+    } else if constexpr (K::kOffset != 0) {
+        return splat_int(neg / (128 / K::kOffset));  // exact: neg is a multiple of 128
+    } else {
+        return vi{};
+    }
+}
+
+template <class K, int kTile>
+TANDEM_INLINE void add_block(vf &acc, const vb *w, vf d0, vf m0, vf d1, vf m1, const Tile &x, int64_t b, int t) {
+    const int8_t *q = x.q + (b * kTile + t) * 32;
+    const vf scale = splat(x.d[b * kTile + t]);
+    if constexpr (K::kSub == 32) {
+        const vi dot = dot_chunks<K::kMax, 8>(w, q, first_sum<K>(x.neg32[b * kTile + t]));
+        acc = fused(to_float(dot) * d0, scale, acc);
+        if constexpr (K::kMin) {
+            acc = fused(m0, splat(x.sum32[b * kTile + t]), acc);
+        }
+    } else {
+        const int64_t at = 2 * b * kTile + t;
+        const vi low = dot_chunks<K::kMax, 4>(w, q, first_sum<K>(x.neg16[at]));
+        const vi high = dot_chunks<K::kMax, 4>(w + 4, q + 16, first_sum<K>(x.neg16[at + kTile]));
+        acc = fused(to_float(low) * d0, scale, acc);
+        if constexpr (K::kMin) {
+            acc = fused(m0, splat(x.sum16[at]), acc);
+        }
+        acc = fused(to_float(high) * d1, scale, acc);
+        if constexpr (K::kMin) {
+            acc = fused(m1, splat(x.sum16[at + kTile]), acc);
+        }
+    }
+}
+
+// One group times kTokens tokens, decoding as it goes. out[t] takes sixteen floats.
+template <class F, int kTokens, int kTile>
+void direct(const uint8_t *group, int64_t k, const Tile &x, float *const *out) {
+    constexpr int kTogether = kTokens == 1 ? kParts : 1;  // a lone token leaves registers for all sixteen rows
+    const int64_t n_blocks = k / F::kElements;
+    const uint8_t *tails = group + n_blocks * F::kMainBytes;
+    for (int first = 0; first < kParts; first += kTogether) {
+        vf acc[kTogether][kTokens] = {};
+        for (int64_t block = 0; block < n_blocks; ++block) {
+            TANDEM_UNROLL
+            for (int p = 0; p < kTogether; ++p) {
+                F::decode(group + block * F::kMainBytes, tails + block * F::kTailBytes, first + p,
+                          [&](int b, const vb *w, vf d0, vf m0, vf d1, vf m1) [[gnu::always_inline]] {
+                              TANDEM_UNROLL
+                              for (int t = 0; t < kTokens; ++t) {
+                                  add_block<typename F::Kind, kTile>(acc[p][t], w, d0, m0, d1, m1, x,
+                                                                     block * (F::kElements / 32) + b, t);
+                              }
+                          });
+            }
+        }
+        for (int p = 0; p < kTogether; ++p) {
+            for (int t = 0; t < kTokens; ++t) {
+                store(out[t] + (first + p) * kNative, acc[p][t]);
+            }
+        }
+    }
+}
+
+// Sixteen rows decoded: per block eight chunks of 64 bytes, and sixteen scales (and minimums) per (half) block.
+struct Panel {
+    uint8_t *w;
+    float *d;
+    float *m;
+};
+
+template <class F>
+void decode_panel(const uint8_t *group, int64_t k, int64_t first_block, int64_t n_blocks, const Panel &panel) {
+    const uint8_t *main = group + first_block * F::kMainBytes;
+    const uint8_t *tails = group + k / F::kElements * F::kMainBytes + first_block * F::kTailBytes;
+    constexpr int kScales = 32 / F::Kind::kSub;
+    for (int64_t block = 0; block < n_blocks; ++block) {
+        for (int part = 0; part < kParts; ++part) {
+            F::decode(main + block * F::kMainBytes, tails + block * F::kTailBytes, part,
+                      [&](int sub, const vb *w, vf d0, vf m0, vf d1, vf m1) [[gnu::always_inline]] {
+                          const int64_t b = block * (F::kElements / 32) + sub;
+                          TANDEM_UNROLL
+                          for (int c = 0; c < 8; ++c) {
+                              std::memcpy(panel.w + 512 * b + 64 * c + 4 * kNative * part, &w[c], sizeof(vb));
+                          }
+                          const int64_t at = kScales * b * 16 + kNative * part;
+                          store(panel.d + at, d0);
+                          if constexpr (F::Kind::kMin) {
+                              store(panel.m + at, m0);
+                          }
+                          if constexpr (kScales == 2) {
+                              store(panel.d + at + 16, d1);
+                              if constexpr (F::Kind::kMin) {
+                                  store(panel.m + at + 16, m1);
+                              }
+                          }
+                      });
+        }
+    }
+}
+
+// A panel of n_blocks blocks of 32 times kTokens tokens of a tile; adds to what out holds unless `fresh`.
+template <class K, int kTokens>
+void panel_tile(const Panel &panel, int64_t n_blocks, const Tile &x, float *const *out, bool fresh) {
+    constexpr int kScales = 32 / K::kSub;
+    for (int part = 0; part < kParts; ++part) {
+        vf acc[kTokens];
+        TANDEM_UNROLL
+        for (int t = 0; t < kTokens; ++t) {
+            acc[t] = fresh ? vf{} : load(out[t] + part * kNative);
+        }
+        for (int64_t b = 0; b < n_blocks; ++b) {
+            vb w[8];
+            TANDEM_UNROLL
+            for (int c = 0; c < 8; ++c) {
+                w[c] = chunk(panel.w + 512 * b, c, part);
+            }
+            const int64_t at = kScales * b * 16 + kNative * part;
+            const vf d0 = load(panel.d + at);
+            const vf d1 = kScales == 2 ? load(panel.d + at + 16) : vf{};
+            const vf m0 = K::kMin ? load(panel.m + at) : vf{};
+            const vf m1 = K::kMin && kScales == 2 ? load(panel.m + at + 16) : vf{};
+            TANDEM_UNROLL
+            for (int t = 0; t < kTokens; ++t) {
+                add_block<K, kTileTokens>(acc[t], w, d0, m0, d1, m1, x, b, t);
+            }
+        }
+        TANDEM_UNROLL
+        for (int t = 0; t < kTokens; ++t) {
+            store(out[t] + part * kNative, acc[t]);
+        }
+    }
+}
+
+// Where sixteen results of a token go. Groups at the end of a matrix with fewer rows go through a buffer, and so do the
+// tokens that fill a tile up to the four or eight that kernels know.
+struct Outputs {
+    const QuantMatmul &m;
+    int64_t row;
+    int n_rows;
+    float spill[kTileTokens][16];
+
+    float *place(int64_t token) const {
+        const int64_t at = m.out_index ? m.out_index[token] : token;
+        return m.out + at * m.out_stride + row;
+    }
+    void begin(int64_t token, int n, float **out, bool fresh) {
+        for (int t = 0; t < kTileTokens; ++t) {
+            out[t] = n_rows == 16 && t < n ? place(token + t) : spill[t];
+            if (n_rows < 16 && t < n && !fresh) {
+                std::memcpy(spill[t], place(token + t), n_rows * sizeof(float));
+            }
+        }
+    }
+    void end(int64_t token, int n) {
+        for (int t = 0; t < n && n_rows < 16; ++t) {
+            std::memcpy(place(token + t), spill[t], n_rows * sizeof(float));
+        }
+    }
+};
+
+const uint8_t *group_bytes(const QuantMatmul &m, int64_t row, int n_rows, uint8_t *scratch) {
+    if (n_rows == 16 && m.packed && *m.packed) {
+        return m.weights + row * row_bytes(m.type, m.k);
+    }
+    const uint8_t *rows[16];
+    for (int r = 0; r < n_rows; ++r) {
+        rows[r] = m.weights + (row + r) * m.row_stride;
+    }
+    pack_group(m.type, m.k, rows, n_rows, scratch);
+    return scratch;
+}
+
+template <class F>
+void direct_tokens(const uint8_t *group, const QuantMatmul &m, int64_t tile, Outputs &outputs) {
+    const int64_t first = tile * m.x.tile;
+    const int n = static_cast<int>(m.n_tokens - first < m.x.tile ? m.n_tokens - first : m.x.tile);
+    float *out[kTileTokens];
+    outputs.begin(first, n, out, true);
+    const Tile x = tile_at(m.x, tile, 0);
+    if (m.x.tile == 1) {
+        direct<F, 1, 1>(group, m.k, x, out);
+    } else {
+        direct<F, 4, kTileTokens>(group, m.k, x, out);
+    }
+    outputs.end(first, n);
+}
+
+template <class K>
+void panel_tokens(const Panel &panel, int64_t first_block, int64_t n_blocks, const QuantMatmul &m, int64_t tile,
+                  Outputs &outputs) {
+    const int64_t first = tile * kTileTokens;
+    const int n = static_cast<int>(m.n_tokens - first < kTileTokens ? m.n_tokens - first : kTileTokens);
+    const bool fresh = first_block == 0;
+    float *out[kTileTokens];
+    outputs.begin(first, n, out, fresh);
+    const Tile x = tile_at(m.x, tile, first_block);
+    if (n <= 4) {
+        panel_tile<K, 4>(panel, n_blocks, x, out, fresh);
+    } else {
+        panel_tile<K, 8>(panel, n_blocks, x, out, fresh);
+    }
+    outputs.end(first, n);
+}
+
+template <class F>
+void run(const QuantMatmul &m, int64_t group_begin, int64_t group_end, int64_t tile_begin, int64_t tile_end,
+         char *scratch) {
+    auto *group_scratch = reinterpret_cast<uint8_t *>(scratch);
+    const int64_t group_size = (16 * row_bytes(m.type, m.k) + 63) / 64 * 64;
+    Panel panel;
+    panel.w = group_scratch + group_size;
+    panel.d = reinterpret_cast<float *>(panel.w + 16 * kPanelElements);
+    panel.m = panel.d + kPanelElements;  // sixteen scales per half block of sixteen
+    for (int64_t g = group_begin; g < group_end; ++g) {
+        const int64_t row = g * 16;
+        const int n_rows = static_cast<int>(m.n_rows - row < 16 ? m.n_rows - row : 16);
+        const uint8_t *group = group_bytes(m, row, n_rows, group_scratch);
+        Outputs outputs{m, row, n_rows, {}};
+        if (m.x.tile == 1 || (tile_end - tile_begin == 1 && m.n_tokens - tile_begin * kTileTokens <= 4)) {
+            for (int64_t tile = tile_begin; tile < tile_end; ++tile) {
+                direct_tokens<F>(group, m, tile, outputs);
+            }
+            continue;
+        }
+        for (int64_t at = 0; at < m.k; at += kPanelElements) {
+            const int64_t n = m.k - at < kPanelElements ? m.k - at : kPanelElements;
+            decode_panel<F>(group, m.k, at / F::kElements, n / F::kElements, panel);
+            for (int64_t tile = tile_begin; tile < tile_end; ++tile) {
+                panel_tokens<typename F::Kind>(panel, at / 32, n / 32, m, tile, outputs);
+            }
+        }
+    }
+}
+
+}  // namespace
+
+void matmul_quant(const QuantMatmul &m, int64_t group_begin, int64_t group_end, int64_t tile_begin, int64_t tile_end,
+                  char *scratch) {
+    switch (m.type) {
+        case Type::Q4_0: return run<Q4_0>(m, group_begin, group_end, tile_begin, tile_end, scratch);
+        case Type::Q4_1: return run<Q4_1>(m, group_begin, group_end, tile_begin, tile_end, scratch);
+        case Type::Q5_0: return run<Q5_0>(m, group_begin, group_end, tile_begin, tile_end, scratch);
+        case Type::Q5_1: return run<Q5_1>(m, group_begin, group_end, tile_begin, tile_end, scratch);
+        case Type::Q8_0: return run<Q8_0>(m, group_begin, group_end, tile_begin, tile_end, scratch);
+        case Type::Q2_K: return run<Q2_K>(m, group_begin, group_end, tile_begin, tile_end, scratch);
+        case Type::Q3_K: return run<Q3_K>(m, group_begin, group_end, tile_begin, tile_end, scratch);
+        case Type::Q4_K: return run<Q4_K>(m, group_begin, group_end, tile_begin, tile_end, scratch);
+        case Type::Q5_K: return run<Q5_K>(m, group_begin, group_end, tile_begin, tile_end, scratch);
+        case Type::Q6_K: return run<Q6_K>(m, group_begin, group_end, tile_begin, tile_end, scratch);
+        case Type::IQ4_NL: return run<IQ4_NL>(m, group_begin, group_end, tile_begin, tile_end, scratch);
+        case Type::IQ4_XS: return run<IQ4_XS>(m, group_begin, group_end, tile_begin, tile_end, scratch);
+        case Type::MXFP4: return run<MXFP4>(m, group_begin, group_end, tile_begin, tile_end, scratch);
+        default: return;
+    }
+}
+
+// Largest magnitude of 32 values as bits; NaN counts as larger than everything.
+void quantize(const float *x, int64_t row, const Activations &out) {
+    const int64_t blocks = out.k / 32;
+    const int64_t tile = row / out.tile;
+    const int64_t t = row % out.tile;
+    for (int64_t b = 0; b < blocks; ++b) {
+        const Wide low = wide_load(x + 32 * b);
+        const Wide high = wide_load(x + 32 * b + 16);
+        const WideInt magnitude = wide_int(0x7fffffff);
+        int32_t lanes[16];
+        const WideInt bits = max(as_int(low) & magnitude, as_int(high) & magnitude);
+        std::memcpy(lanes, &bits, sizeof(lanes));
+        int32_t largest = 0;
+        for (int i = 0; i < 16; ++i) {
+            largest = lanes[i] > largest ? lanes[i] : largest;
+        }
+        const float amax = bits_as<float>(largest);
+        const float d = amax / 127.0f;
+        // Rows of tiny or of infinite values: the scale alone tells it.
+        const float inverse = amax > 1e-30f ? 127.0f / amax : 0.0f;
+        const WideInt q0 = nearest(low * wide(inverse));
+        const WideInt q1 = nearest(high * wide(inverse));
+        int32_t values[32];
+        std::memcpy(values, &q0, 64);
+        std::memcpy(values + 16, &q1, 64);
+        const int64_t at = (tile * blocks + b) * out.tile + t;
+        int8_t *q = out.q + at * 32;
+        int32_t sums[2] = {0, 0};
+        for (int i = 0; i < 32; ++i) {
+            const int32_t v = values[i] > 127 ? 127 : values[i] < -127 ? -127 : values[i];
+            q[i] = static_cast<int8_t>(v);
+            sums[i / 16] += v;
+        }
+        const int64_t half = ((tile * blocks + b) * 2) * out.tile + t;
+        const float scale = amax > 1e-30f || amax != amax ? d : 0.0f;
+        out.d[at] = scale;
+        out.sum32[at] = scale * static_cast<float>(sums[0] + sums[1]);
+        out.neg32[at] = -128 * (sums[0] + sums[1]);
+        out.sum16[half] = scale * static_cast<float>(sums[0]);
+        out.sum16[half + out.tile] = scale * static_cast<float>(sums[1]);
+        out.neg16[half] = -128 * sums[0];
+        out.neg16[half + out.tile] = -128 * sums[1];
+    }
+}
+
+}  // namespace tandem::TANDEM_ISA

@@ -1,0 +1,87 @@
+// The Python face of the CPU kernels: engines that compile and run programs, and what the device needs around them.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstring>
+
+#include "engine.h"
+#include "quants.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace tandem {
+namespace {
+
+std::vector<std::string> variants() {
+    std::vector<std::string> names;
+    for (const Kernels *const *k = runnable_kernels(); *k; ++k) {
+        names.emplace_back((*k)->name);
+    }
+    return names;
+}
+
+std::shared_ptr<Engine> make_engine(const std::string &variant, int n_threads, bool pin) {
+    const Kernels *kernels = kernels_named(variant.c_str());
+    if (!kernels) {
+        throw std::invalid_argument("this machine does not run kernels named " + variant);
+    }
+    if (n_threads < 1) {
+        throw std::invalid_argument("a team needs at least one thread");
+    }
+    return std::make_shared<Engine>(*kernels, n_threads, pin);
+}
+
+std::shared_ptr<Program> compile(Engine &engine, nb::bytes tensors, std::vector<int32_t> nodes) {
+    if (tensors.size() % sizeof(Tensor) != 0) {
+        throw std::invalid_argument("the tensor table has a broken record");
+    }
+    std::vector<Tensor> table(tensors.size() / sizeof(Tensor));
+    std::memcpy(static_cast<void *>(table.data()), tensors.c_str(), tensors.size());
+    const nb::gil_scoped_release nogil;
+    return engine.compile(std::move(table), nodes);
+}
+
+const char *pointer(uint64_t address) { return reinterpret_cast<const char *>(address); }
+
+// Entries of a codebook, copied and kept for good.
+void load_codebook(int32_t which, nb::bytes entries) {
+    if (which < 0 || which >= static_cast<int32_t>(Codebook::COUNT)) {
+        throw std::invalid_argument("there is no such codebook");
+    }
+    static std::vector<int8_t> kept[static_cast<int>(Codebook::COUNT)];
+    std::vector<int8_t> &book = kept[which];
+    if (book.empty()) {
+        book.resize(entries.size());
+        std::memcpy(book.data(), entries.c_str(), entries.size());
+        set_codebook(static_cast<Codebook>(which), book.data());
+    }
+}
+
+}  // namespace
+}  // namespace tandem
+
+NB_MODULE(_cpu, m) {
+    using namespace tandem;
+    nb::exception<Unsupported>(m, "Unsupported", PyExc_ValueError);
+    m.attr("TENSOR_BYTES") = sizeof(Tensor);
+    m.def("variants", &variants, "Names of the kernels this machine can run, the fastest first.");
+    m.def("load_codebook", &load_codebook, "which"_a, "entries"_a);
+    nb::class_<Program>(m, "Program")
+        .def("run", &Program::execute, nb::call_guard<nb::gil_scoped_release>())
+        .def_prop_ro("n_steps", &Program::n_steps)
+        .def_prop_ro("n_phases", &Program::n_phases);
+    nb::class_<Engine>(m, "Engine")
+        .def(nb::new_(&make_engine), "variant"_a, "n_threads"_a, "pin"_a)
+        .def("compile", &compile, "tensors"_a, "nodes"_a)
+        .def("touch",
+             [](Engine &e, uint64_t begin, uint64_t end, bool replaced) {
+                 const nb::gil_scoped_release nogil;
+                 e.touch(pointer(begin), pointer(end), replaced);
+             },
+             "begin"_a, "end"_a, "replaced"_a)
+        .def("forget", [](Engine &e, uint64_t begin, uint64_t end) { e.forget(pointer(begin), pointer(end)); },
+             "begin"_a, "end"_a);
+}

@@ -1,0 +1,46 @@
+// Arm with dot products (Armv8.2 dotprod): four vectors are sixteen lanes.
+#pragma once
+
+#include <arm_neon.h>
+
+#include <cstdint>
+#include <cstring>
+
+namespace tandem::TANDEM_ISA {
+
+constexpr int kNative = 4;
+typedef float vf __attribute__((vector_size(16)));
+typedef int32_t vi __attribute__((vector_size(16)));
+typedef uint8_t vb __attribute__((vector_size(16)));
+
+TANDEM_INLINE vf fused(vf a, vf b, vf c) { return (vf)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b); }
+TANDEM_INLINE vf square_root(vf a) { return (vf)vsqrtq_f32((float32x4_t)a); }
+TANDEM_INLINE vi to_nearest(vf a) { return (vi)vcvtnq_s32_f32((float32x4_t)a); }
+TANDEM_INLINE vf load_f16(const void *p) {
+    float16x4_t h;
+    std::memcpy(&h, p, sizeof(h));
+    return (vf)vcvt_f32_f16(h);
+}
+TANDEM_INLINE void store_f16(void *p, vf v) {
+    const float16x4_t h = vcvt_f16_f32((float32x4_t)v);
+    std::memcpy(p, &h, sizeof(h));
+}
+TANDEM_INLINE vb lookup(const uint8_t *table, vb index) { return (vb)vqtbl1q_u8(vld1q_u8(table), (uint8x16_t)index); }
+
+constexpr bool kSignedNeedsInit = false;
+TANDEM_INLINE vb signed_form(vb w) { return w; }
+
+// All unsigned weights are at most 127, so the signed dot product serves both kinds.
+template <int kMax, int kChunks>
+TANDEM_INLINE vi dot_chunks(const vb *w, const int8_t *a, vi init) {
+    for (int c = 0; c < kChunks; c += 4) {
+        const int8x16_t four = vld1q_s8(a + 4 * c);
+        init = (vi)vdotq_laneq_s32((int32x4_t)init, (int8x16_t)w[c], four, 0);
+        init = (vi)vdotq_laneq_s32((int32x4_t)init, (int8x16_t)w[c + 1], four, 1);
+        init = (vi)vdotq_laneq_s32((int32x4_t)init, (int8x16_t)w[c + 2], four, 2);
+        init = (vi)vdotq_laneq_s32((int32x4_t)init, (int8x16_t)w[c + 3], four, 3);
+    }
+    return init;
+}
+
+}  // namespace tandem::TANDEM_ISA

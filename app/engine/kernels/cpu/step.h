@@ -1,0 +1,112 @@
+// A step: one op (or a few that belong together) of a compiled program.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "kernels.h"
+#include "types.h"
+
+namespace tandem {
+
+// What steps work with while a program runs.
+struct Context {
+    const Kernels &kernels;
+    char *shared = nullptr;    // the program's arena: activations, mask bits, tables
+    char *private_ = nullptr;  // scratch, one piece per thread
+    int64_t private_bytes = 0;
+    std::atomic<bool> failed{false};
+    std::mutex failure_lock;
+    std::string failure;
+
+    explicit Context(const Kernels &k) : kernels(k) {}
+    char *scratch(int thread) const { return private_ + thread * private_bytes; }
+    template <class T>
+    T *at(int64_t offset) const {
+        return reinterpret_cast<T *>(shared + offset);
+    }
+    // The first failure is kept; steps after it are skipped.
+    void fail(const std::string &what) {
+        const std::lock_guard<std::mutex> guard(failure_lock);
+        if (!failed) {
+            failure = what;
+            failed = true;
+        }
+    }
+};
+
+class Step {
+public:
+    virtual ~Step() = default;
+    // Tasks may run in any order and on any thread. A step with one task runs between phases. Asked as the step begins.
+    virtual int64_t tasks(const Context &context) const {
+        (void)context;
+        return 1;
+    }
+    // Whether `tasks` may be more than one.
+    virtual bool parallel() const { return false; }
+    virtual void run(Context &context, int64_t task, int thread) = 0;
+    virtual int64_t scratch_bytes() const { return 0; }
+};
+
+using StepPtr = std::unique_ptr<Step>;
+
+// A step whose number of tasks is known: `n` items, `per_task` of them to a task.
+class ItemsStep : public Step {
+public:
+    ItemsStep(int64_t n, int64_t per_task) : n_(n), per_task_(per_task < 1 ? 1 : per_task) {}
+    int64_t tasks(const Context &) const override { return (n_ + per_task_ - 1) / per_task_; }
+    bool parallel() const override { return n_ > per_task_; }
+    void run(Context &context, int64_t task, int thread) override {
+        const int64_t begin = task * per_task_;
+        const int64_t end = begin + per_task_ < n_ ? begin + per_task_ : n_;
+        items(context, begin, end, thread);
+    }
+
+protected:
+    virtual void items(Context &context, int64_t begin, int64_t end, int thread) = 0;
+    int64_t n_;
+    int64_t per_task_;
+};
+
+// How many rows of n floats make a task worth waking a thread for.
+inline int64_t rows_per_task(int64_t n) { return n >= 8192 ? 1 : 8192 / (n < 1 ? 1 : n); }
+
+// A step made of a function over a range of rows: the short way to write most ops.
+template <class F>
+class RowsStep final : public ItemsStep {
+public:
+    RowsStep(int64_t n, int64_t per_task, int64_t scratch, F f) : ItemsStep(n, per_task), scratch_(scratch), f_(f) {}
+    int64_t scratch_bytes() const override { return scratch_; }
+
+protected:
+    void items(Context &context, int64_t begin, int64_t end, int thread) override {
+        f_(context, begin, end, context.scratch(thread));
+    }
+
+private:
+    int64_t scratch_;
+    F f_;
+};
+
+// f(context, begin, end, scratch)
+template <class F>
+StepPtr rows_step(int64_t n_rows, int64_t per_task, int64_t scratch_bytes, F f) {
+    return std::make_unique<RowsStep<F>>(n_rows, per_task, scratch_bytes, f);
+}
+
+// A row as packed floats: where it lies, or unpacked into `scratch`.
+const float *read_row(const Context &context, const Tensor &t, const char *row, float *scratch);
+// The packed floats of a row back into a tensor's type and strides, unless they are there already.
+void write_row(const Context &context, const Tensor &t, char *row, const float *values);
+// Where to compute a row before write_row: in place if that will do, else `scratch`.
+float *row_target(const Tensor &t, char *row, float *scratch);
+
+// ALiBi's slope of each head: 1 for all when max_bias is 0.
+std::vector<float> alibi_slopes(int64_t n_heads, float max_bias);
+
+}  // namespace tandem
