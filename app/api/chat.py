@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime
 
 from fastapi import APIRouter, Request
@@ -14,11 +15,12 @@ from app.api.context import ApiDep
 from app.api.docs import GENERATING, answers
 from app.api.generation import Running, choice_ids, new_id
 from app.api.params import chat_params, check_fits
-from app.api.prompt import chat_text, prompt_tokens
+from app.api.prompt import chat_prompt
 from app.api.pump import streamed
 from app.api.schemas.answers import ChatCompletion, ChatCompletionChunk
 from app.api.schemas.chat import ChatRequest
-from app.api.shape import Shape
+from app.api.shape import Shape, shape_of
+from app.engine.text.reasoning import reasoning_parser
 
 router = APIRouter(route_class=JsonRoute, tags=["chat"])
 
@@ -27,29 +29,31 @@ router = APIRouter(route_class=JsonRoute, tags=["chat"])
 @router.post("/chat/completions", include_in_schema=False, response_model=None)
 async def chat_completions(request: Request, body: ChatRequest, api: ApiDep) -> Response:
     """Continue a conversation by one assistant message, whole or as a stream of server-sent events."""
-    model = api.check_model(body.model)
+    api.check_model(body.model)
     params = chat_params(body, api)
-    service = api.service
-    prompt = await api.in_thread(lambda: prompt_tokens(chat_text(body, service, datetime.now()), service.tokenizer))
-    check_fits(len(prompt), api, param="messages")
-    shape = Shape(
+    prompt = await api.in_thread(lambda: chat_prompt(body, api.service, datetime.now()))
+    check_fits(len(prompt.tokens), api, param="messages")
+    shape = shape_of(
+        body,
+        api,
         id=new_id("chatcmpl"),
         object="chat.completion.chunk" if body.stream else "chat.completion",
-        model=model,
-        fingerprint=api.fingerprint,
-        tokenizer=service.tokenizer,
-        n_prompt=len(prompt),
+        n_prompt=len(prompt.tokens),
         n_top=params.sampling.n_logprobs,
-        return_tokens=bool(body.return_tokens),
         include_usage=bool(body.stream_options and body.stream_options.include_usage),
-        timings_per_token=bool(body.timings_per_token),
     )
-    running = Running.submit(api, shape.id, params.requests(prompt, choice_ids(shape.id, params.n)))
+    family = None if (body.reasoning_format or api.options.reasoning_format) == "none" else api.thinking
+
+    def new_choice(index: int) -> Choice:
+        parser = family if family is None else reasoning_parser(family, prompt.text, inside=prompt.in_thought)
+        return Choice(index, shape.tells_tokens and not body.stream, parser)
+
+    running = Running.submit(api, shape.id, params.requests(prompt.tokens, choice_ids(shape.id, params.n)))
     if body.stream:
-        return streamed(running, shape, api, chunks_of=lambda index: ChatChunks(shape, index), n=params.n)
-    return await running.whole(request, lambda: whole_chat(running, shape))
+        return streamed(running, shape, api, lambda i: ChatChunks(shape, i), new_choice=new_choice, n=params.n)
+    return await running.whole(request, lambda: whole_chat(running, shape, new_choice))
 
 
-async def whole_chat(running: Running, shape: Shape) -> Response:
-    choices = await running.each(lambda i, stream: Choice(i, shape.tells_tokens).collect(stream))
+async def whole_chat(running: Running, shape: Shape, new_choice: Callable[[int], Choice]) -> Response:
+    choices = await running.each(lambda i, stream: new_choice(i).collect(stream))
     return JSONResponse(chat_answer(shape, choices))

@@ -9,9 +9,14 @@ from dataclasses import dataclass, field
 from app.api.errors import Cancelled
 from app.engine.request import Delta, Finished, FinishReason, Started, Timings, TokenInfo
 from app.engine.service import GenerationStream
+from app.engine.text.fields import Field
+from app.engine.text.reasoning import Parser
 from app.errors import InternalError
 
 FINISH_REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
+
+#: Calls of tools that nobody offered are text like any other.
+FIELD_NAMES = {Field.CONTENT: "content", Field.REASONING: "reasoning_content", Field.CALL: "content"}
 
 #: A field of the message and text to append to it.
 Piece = tuple[str, str]
@@ -19,14 +24,16 @@ Piece = tuple[str, str]
 
 @dataclass(slots=True)
 class Choice:
-    """What has come of one choice. `tokens` are kept for whole answers that tell of them."""
+    """What has come of one choice. `tokens` are kept for whole answers that tell of them; `parser` finds thoughts."""
 
     index: int
     keep_tokens: bool = False
+    parser: Parser | None = None
     texts: dict[str, list[str]] = field(default_factory=dict)
     tokens: list[TokenInfo] = field(default_factory=list)
     n_tokens: int = 0
     n_reasoning: int = 0
+    n_undecided: int = 0  # tokens whose text is held back: it is not clear yet what they are
     started: Started | None = None
     finished: Finished | None = None
     started_s: float = 0.0
@@ -44,14 +51,25 @@ class Choice:
         self.n_tokens += len(delta.tokens)
         if self.keep_tokens:
             self.tokens.extend(delta.tokens)
-        return (("content", delta.text),) if delta.text else ()
+        if self.parser is None:
+            return (("content", delta.text),) if delta.text else ()
+        self.n_undecided += len(delta.tokens)
+        return self._sorted(self.parser.push(delta.text))
 
     def end(self, finished: Finished) -> Sequence[Piece]:
         """Take the last event; returns text that was held back. Raises Cancelled when someone stopped it by its id."""
         if finished.reason is FinishReason.ABORT:
             raise Cancelled("the request was cancelled before its answer was complete")
         self.finished = finished
-        return ()
+        return () if self.parser is None else self._sorted(self.parser.finish())
+
+    def _sorted(self, parsed: Sequence[tuple[Field, str]]) -> Sequence[Piece]:
+        """Parsed text under the names of message fields; counts the tokens of thoughts."""
+        if parsed:
+            if parsed[-1][0] is Field.REASONING:
+                self.n_reasoning += self.n_undecided
+            self.n_undecided = 0
+        return [(FIELD_NAMES[field], text) for field, text in parsed]
 
     def text(self, name: str = "content") -> str:
         return "".join(self.texts.get(name, ()))

@@ -20,7 +20,7 @@ from app.api.prompt import checked_ids, prompt_tokens
 from app.api.pump import streamed
 from app.api.schemas.answers import TextCompletion, TextCompletionChunk
 from app.api.schemas.completions import CompletionRequest
-from app.api.shape import Shape
+from app.api.shape import Shape, shape_of
 from app.engine.request import GenerateRequest
 from app.engine.service import InferenceService
 from app.errors import InvalidParameter
@@ -32,33 +32,24 @@ router = APIRouter(route_class=JsonRoute, tags=["completions"])
 @router.post("/completions", include_in_schema=False)
 async def completions(request: Request, body: CompletionRequest, api: ApiDep) -> Response:
     """Continue each prompt; choice `prompt * n + i` is the i-th of its prompt."""
-    model = api.check_model(body.model)
+    api.check_model(body.model)
     params = completion_params(body, api)
     prompts = await api.in_thread(lambda: prompts_of(body, api.service))
     for prompt in prompts:
         check_fits(len(prompt.tokens), api, param="prompt")
-    shape = Shape(
+    shape = shape_of(
+        body,
+        api,
         id=new_id("cmpl"),
         object="text_completion",
-        model=model,
-        fingerprint=api.fingerprint,
-        tokenizer=api.service.tokenizer,
         n_prompt=sum(len(prompt.tokens) for prompt in prompts),
         n_top=params.sampling.n_logprobs,
-        return_tokens=bool(body.return_tokens),
         include_usage=bool(body.stream_options and body.stream_options.include_usage),
-        timings_per_token=bool(body.timings_per_token),
     )
     running = Running.submit(api, shape.id, requests_of(prompts, params, shape, echo=bool(body.echo)))
     echoes = [prompt.echo if body.echo else None for prompt in prompts]
     if body.stream:
-        return streamed(
-            running,
-            shape,
-            api,
-            chunks_of=lambda index: CompletionChunks(shape, index, echoes[index // params.n]),
-            n=params.n,
-        )
+        return streamed(running, shape, api, lambda i: CompletionChunks(shape, i, echoes[i // params.n]), n=params.n)
     return await running.whole(request, lambda: whole_completion(running, shape, echoes))
 
 

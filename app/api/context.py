@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Annotated, TypeVar
 
 import anyio.to_thread
@@ -12,6 +13,7 @@ from fastapi import Depends, Request
 
 from app.api.options import ApiOptions
 from app.engine.service import InferenceService, Phase, ServiceStatus
+from app.engine.text.reasoning import ReasoningFormat, format_of
 from app.errors import NotFound, NotReady
 
 T = TypeVar("T")
@@ -31,7 +33,7 @@ class Loading(NotReady):
         self.loading = {"detail": status.detail, "progress": status.progress, "eta_seconds": left}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Api:
     """Shared by all routes of one app."""
 
@@ -65,6 +67,14 @@ class Api:
             raise Loading(status)
         if status.phase is Phase.FAILED:
             raise NotReady(f"the model could not be served: {status.detail}", retry_after_s=30)
+
+    @cached_property
+    def thinking(self) -> ReasoningFormat | None:
+        """How the loaded model marks its thoughts. From the first look on, its tags show in answers."""
+        family = format_of(self.service.template.source)
+        if family is not None:
+            self.service.tokenizer.show_always(family.markers)
+        return family
 
     @property
     def fingerprint(self) -> str:

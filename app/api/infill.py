@@ -16,7 +16,7 @@ from app.api.params import check_fits, infill_params
 from app.api.pump import streamed
 from app.api.schemas.answers import Infill, InfillChunk
 from app.api.schemas.completions import InfillRequest
-from app.api.shape import Shape
+from app.api.shape import Shape, shape_of
 
 router = APIRouter(route_class=JsonRoute, tags=["completions"])
 
@@ -25,7 +25,7 @@ router = APIRouter(route_class=JsonRoute, tags=["completions"])
 @router.post("/v1/infill", include_in_schema=False)
 async def infill(request: Request, body: InfillRequest, api: ApiDep) -> Response:
     """Fill the hole between a prefix and a suffix. The answer has llama-server's own shape, without an end mark."""
-    model = api.check_model(body.model)
+    api.check_model(body.model)
     params = infill_params(body, api)
     prompt = await api.in_thread(
         lambda: fim_tokens(
@@ -38,20 +38,12 @@ async def infill(request: Request, body: InfillRequest, api: ApiDep) -> Response
         )
     )
     check_fits(len(prompt), api, param="input_prefix")
-    shape = Shape(
-        id=new_id("infill"),
-        object="infill",
-        model=model,
-        fingerprint=api.fingerprint,
-        tokenizer=api.service.tokenizer,
-        n_prompt=len(prompt),
-        n_top=params.sampling.n_logprobs,
-        return_tokens=bool(body.return_tokens),
-        timings_per_token=bool(body.timings_per_token),
+    shape = shape_of(
+        body, api, id=new_id("infill"), object="infill", n_prompt=len(prompt), n_top=params.sampling.n_logprobs
     )
     running = Running.submit(api, shape.id, params.requests(prompt, choice_ids(shape.id, params.n)))
     if body.stream:
-        return streamed(running, shape, api, chunks_of=lambda index: NativeChunks(shape, index), n=params.n, done=b"")
+        return streamed(running, shape, api, lambda i: NativeChunks(shape, i), n=params.n, done=b"")
     return await running.whole(request, lambda: whole_infill(running, shape))
 
 

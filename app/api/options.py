@@ -29,6 +29,7 @@ class ApiOptions:
     `api_keys` empty: no key is asked for. `any_model`: a request may name any model and gets the loaded one.
     `sampling` are the values of fields a request leaves out. `keepalive_s` is the longest silence in a stream.
     `pooling` makes one vector of many in embeddings: `mean` or `last`.
+    `reasoning_format` `none` leaves thoughts in the content.
     `text_threads` bounds the threads that render templates and tokenize.
     """
 
@@ -42,6 +43,7 @@ class ApiOptions:
     request_timeout_s: float | None = None
     keepalive_s: float = 10.0
     pooling: str = "mean"
+    reasoning_format: str = "auto"
     enable_slots: bool = True
     enable_props: bool = True
     enable_metrics: bool = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,24 @@ if TYPE_CHECKING:
     from app.engine.text.tokenizer import Tokenizer
 
 
-def chat_text(body: ChatRequest, service: InferenceService, now: datetime) -> str:
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A conversation as text and as tokens. `in_thought`: the client began a thought that the answer goes on with."""
+
+    text: str
+    tokens: tuple[int, ...]
+    in_thought: bool
+
+
+def chat_prompt(body: ChatRequest, service: InferenceService, now: datetime) -> ChatPrompt:
+    """Render and tokenize a conversation; what users and tools say stays text."""
+    text = chat_text(body, service, now, guarded=True)
+    last = body.messages[-1]
+    in_thought = last.role == "assistant" and bool(last.reasoning_content or last.reasoning) and not last.content
+    return ChatPrompt(text, prompt_tokens(text, service.tokenizer), in_thought)
+
+
+def chat_text(body: ChatRequest, service: InferenceService, now: datetime, *, guarded: bool = False) -> str:
     """The rendered conversation, ready for the answer. An assistant message at the end is continued, not followed."""
     turns = turns_of(body.messages)
     last = body.messages[-1]
@@ -29,13 +47,14 @@ def chat_text(body: ChatRequest, service: InferenceService, now: datetime) -> st
         turns,
         add_generation_prompt=opens_answer,
         continue_final_message=continues,
+        guarded=guarded,
         now=now,
         **template_variables(body),
     )
 
 
 #: Names that mean something else to the renderer.
-RESERVED = ("self", "messages", "tools", "add_generation_prompt", "continue_final_message", "now")
+RESERVED = ("self", "messages", "tools", "add_generation_prompt", "continue_final_message", "guarded", "now")
 
 
 def template_variables(body: ChatRequest) -> dict[str, Any]:

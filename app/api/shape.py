@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from app.api.choice import Choice
+from app.api.context import Api
+from app.api.schemas.sampling import GenerationFields
 from app.api.stream import sse
 from app.api.usage import prompt_progress, timings
 from app.engine.request import Progress, TokenInfo
@@ -48,6 +50,31 @@ class Shape:
     def tells_tokens(self) -> bool:
         """Whether something is asked to be told of each token."""
         return self.return_tokens or self.n_top is not None
+
+
+def shape_of(
+    body: GenerationFields,
+    api: Api,
+    *,
+    id: str,
+    object: str,
+    n_prompt: int,
+    n_top: int | None,
+    include_usage: bool = False,
+) -> Shape:
+    """The shape of the answer to a request for the loaded model. Raises NotFound for a model that is not here."""
+    return Shape(
+        id=id,
+        object=object,
+        model=api.check_model(body.model),
+        fingerprint=api.fingerprint,
+        tokenizer=api.service.tokenizer,
+        n_prompt=n_prompt,
+        n_top=n_top,
+        return_tokens=bool(body.return_tokens),
+        include_usage=include_usage,
+        timings_per_token=bool(body.timings_per_token),
+    )
 
 
 def compact(value: Any) -> str:

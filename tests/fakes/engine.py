@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
@@ -64,6 +64,9 @@ class FakeTokenizer:
             tokens.append(data[at] if found is None else found)
             at += 1 if found is None else len(SPECIAL[found])
         return tokens
+
+    def show_always(self, texts: Iterable[str]) -> None:
+        """All its tags are bytes, which show anyway."""
 
     def piece(self, token: int, *, show_special: bool) -> bytes:
         if token in SPECIAL:

@@ -65,7 +65,7 @@ class ChatRequest(GenerationFields):
     top_logprobs: Annotated[Int, Field(ge=0)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
-    reasoning_format: Literal["none", "auto", "deepseek", "deepseek-legacy"] | None = None
+    reasoning_format: Literal["none", "auto", "deepseek"] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     response_format: ResponseFormat | None = None

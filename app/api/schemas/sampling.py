@@ -63,6 +63,9 @@ class SamplingFields(RequestModel):
     guided_choice: Any = None
     guided_grammar: Any = None
     lora: Any = None
+    reasoning_budget: Any = None
+    reasoning_budget_tokens: Any = None
+    thinking_budget_tokens: Any = None
 
 
 class GenerationFields(SamplingFields):
