@@ -9,7 +9,7 @@ from fastapi import APIRouter
 from app.api.body import JsonRoute
 from app.api.context import Api, ApiDep
 from app.api.docs import LOOKING, READING, answers
-from app.api.schemas.answers import Cancellation
+from app.api.schemas.facts import Cancellation
 from app.api.schemas.text import CancelRequest
 from app.errors import NotFound
 

@@ -10,7 +10,7 @@ from starlette.responses import JSONResponse, Response
 from app.api.context import ApiDep
 from app.api.docs import LOOKING, answers
 from app.api.errors import DEVICE_RETRY_S
-from app.api.schemas.answers import Health, Liveness, Readiness
+from app.api.schemas.facts import Health, Liveness, Readiness
 from app.engine.service import Phase, ServiceStatus
 
 router = APIRouter(tags=["health"])

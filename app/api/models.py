@@ -8,7 +8,7 @@ from fastapi import APIRouter
 
 from app.api.context import Api, ApiDep
 from app.api.docs import LOOKING, answers
-from app.api.schemas.answers import Model, ModelList
+from app.api.schemas.facts import Model, ModelList
 from app.errors import NotFound
 
 router = APIRouter(tags=["models"])

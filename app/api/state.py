@@ -11,7 +11,7 @@ from starlette.responses import PlainTextResponse, Response
 from app.api.context import Api, ApiDep
 from app.api.docs import LOOKING, answers
 from app.api.errors import Disabled
-from app.api.schemas.answers import Props, Slot
+from app.api.schemas.facts import Props, Slot
 from app.engine.request import SamplingParams
 from app.engine.service import SlotInfo
 from app.errors import CapacityError

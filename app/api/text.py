@@ -12,8 +12,8 @@ from app.api.body import JsonRoute
 from app.api.context import ApiDep
 from app.api.docs import READING, answers
 from app.api.prompt import chat_text, checked_ids
-from app.api.schemas.answers import Content, RenderedPrompt, Tokens
 from app.api.schemas.chat import ChatRequest
+from app.api.schemas.facts import Content, RenderedPrompt, Tokens
 from app.api.schemas.text import DetokenizeRequest, TokenizeRequest
 
 if TYPE_CHECKING:

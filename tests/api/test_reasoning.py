@@ -51,7 +51,7 @@ async def test_cut_in_the_middle_of_a_thought() -> None:
         body = {"messages": HI, "max_tokens": 10}
         choice = (await client.post(CHAT, json=body)).json()["choices"][0]
         events = await stream(client, CHAT, body)
-    assert choice["message"]["reasoning_content"] == joined(events, name="reasoning_content") == "mm"[:1] or "mm"
+    assert choice["message"]["reasoning_content"] == joined(events, name="reasoning_content") == "mm"
     assert choice["message"]["content"] == "" and choice["finish_reason"] == "length"
 
 
