@@ -35,7 +35,7 @@ DTYPES: dict[GGMLType, Any] = {
     I32: np.int32,
     I64: np.int64,
 }
-GUARD = 0xA5
+GUARD = 0xC7  # as a float of any width far from 0, so that what is left unwritten shows
 GUARD_BYTES = 256
 
 #: How far results may be from the formula, by kernel variant and kind of case, in units of |wanted| + rms(wanted).

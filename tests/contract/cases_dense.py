@@ -309,6 +309,20 @@ def flash_sick_neighbour(c: CaseBuilder) -> None:
     c.expect(out, want, "attention")
 
 
+@op_case("flash-moving-mask")
+def flash_moving_mask(c: CaseBuilder) -> None:
+    """A mask that the program itself overwrites between two layers."""
+    k, v, q = c.random(F16, 8, 6), c.random(F16, 8, 6), c.random(F32, 8, 2, 2)
+    before, after = causal_mask(c, 2, 6, 1), causal_mask(c, 2, 6, 4)
+    mask, new = c.leaf(F16, before), c.leaf(F16, after)
+    first = c.node(Op.FLASH_ATTN_EXT, F32, (8, 2, 2), (q, k, v, mask), (0.5, 0.0, 0.0, 10))
+    c.node(Op.CPY, F16, (6, 2), (new, mask), alias=mask)
+    second = c.node(Op.FLASH_ATTN_EXT, F32, (8, 2, 2), (q, k, v, mask), (0.5, 0.0, 0.0, 10))
+    for out, seen in ((first, before), (second, after)):
+        want = attention(c.values(q), c.values(k), c.values(v), seen[None, None], 0.5, 0, 0, None)
+        c.expect(out, want, "attention")
+
+
 @op_case("flash-latent")
 def flash_latent(c: CaseBuilder) -> None:
     """Values that are the first part of the keys (MLA): eight heads on one."""
@@ -423,10 +437,11 @@ def rope_factors(c: CaseBuilder) -> None:
     c.expect(out, rotated(c.values(x), POSITIONS[None], RopeMode.NORMAL, 16, base=500000.0, factors=values), "product")
 
 
-@op_case("rope-scaled", ("linear", 0.0), ("yarn", 1.0), ("half-yarn", 0.5))
-def rope_scaled(c: CaseBuilder, _: str, extension: float) -> None:
+@op_case("rope-scaled", ("linear", 0.0, 64), ("yarn", 1.0, 64), ("yarn", 1.0, 8192), ("half-yarn", 0.5, 8192))
+def rope_scaled(c: CaseBuilder, _: str, extension: float, n_ctx: int) -> None:
     x, positions = c.random(F32, 32, 2, 5), c.leaf(I32, POSITIONS)
-    out = c.node(Op.ROPE, F32, x.ne, (x, positions), rope_params(RopeMode.NEOX, 32, 10000.0, 0.125, extension, 0.9, 64))
+    params = rope_params(RopeMode.NEOX, 32, 10000.0, 0.125, extension, 0.9, n_ctx)
+    out = c.node(Op.ROPE, F32, x.ne, (x, positions), params)
     want = rotated(
         c.values(x),
         POSITIONS[None],
@@ -436,9 +451,21 @@ def rope_scaled(c: CaseBuilder, _: str, extension: float) -> None:
         scale=0.125,
         extension=extension,
         magnitude=float(np.float32(0.9)),
-        n_ctx=64,
+        n_ctx=n_ctx,
     )
     c.expect(out, want, "product")
+
+
+@op_case("rope-moving-positions")
+def rope_moving_positions(c: CaseBuilder) -> None:
+    """Positions that the program itself overwrites between two rotations."""
+    x, positions, later = c.random(F32, 8, 2, 2), c.leaf(I32, np.array([3, 4])), c.leaf(I32, np.array([90, 7]))
+    params = rope_params(RopeMode.NEOX, 8, 10000.0)
+    first = c.node(Op.ROPE, F32, x.ne, (x, positions), params)
+    c.node(Op.CPY, I32, (2,), (later, positions), alias=positions)
+    second = c.node(Op.ROPE, F32, x.ne, (x, positions), params)
+    for out, where in ((first, [3, 4]), (second, [90, 7])):
+        c.expect(out, rotated(c.values(x), np.array([where]), RopeMode.NEOX, 8, base=10000.0), "product")
 
 
 @op_case("rope-sections", (RopeMode.MROPE, 24), (RopeMode.IMROPE, 24), (RopeMode.IMROPE, 16), (RopeMode.VISION, 12))
