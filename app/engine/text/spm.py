@@ -1,23 +1,34 @@
 """SentencePiece-like merging ("llama" vocabularies): the best-scored pair of neighbours first, ties to the left.
 
 There is no merge table: two neighbours may merge when their concatenation is a token, and its score is the priority.
+Words are merged here and remembered; long ones go to native code, or to `merge_long` where that is not built.
 """
 
 from __future__ import annotations
 
 import heapq
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from operator import add
 
 from app.engine.text.special_ids import CONTROL_TYPES
 from app.engine.text.vocab import Vocabulary
 
+try:
+    from app.engine.kernels import _merge
+except ImportError:  # a wheel of Python alone
+    NATIVE = False
+else:
+    NATIVE = True
+
 #: Stands for a space in the vocabulary.
 SPACE = "\u2581"
 
-#: Pieces up to this length are merged by looking at all pairs each time, and kept; longer ones use a heap.
+#: Pieces up to this length are remembered.
 _SHORT_CHARS = 32
+#: Pieces up to this length are merged by looking at all pairs each time; longer ones use a heap.
+_TINY_CHARS = 6 if NATIVE else 32
 _CACHED_PIECES = 1 << 16
 
 
@@ -27,13 +38,14 @@ class SpmModel:
     def __init__(self, vocabulary: Vocabulary) -> None:
         scores = vocabulary.scores or [0.0] * len(vocabulary)
         never = {token for token, kind in enumerate(vocabulary.types) if kind in CONTROL_TYPES}
-        self._ids: Mapping[str, int] = {text: token for text, token in vocabulary.index.items() if token not in never}
-        self._scores: Mapping[str, float] = {text: scores[token] for text, token in self._ids.items()}
+        self._ids: dict[str, int] = {text: token for text, token in vocabulary.index.items() if token not in never}
+        self._scores: dict[str, float] = {text: scores[token] for text, token in self._ids.items()}
         self._bytes = [_byte_token(byte, vocabulary) for byte in range(256)]
         self._add_space_prefix = vocabulary.add_space_prefix
         self._words = re.compile(f"(?<![{_before_space(self._ids)}])(?={SPACE})")
         self._cache: dict[str, list[int]] = {}
         self._inner_pairs: frozenset[str] | None = None
+        self._merge_long: Callable[[str], list[str]] | None = None
 
     def encode(self, text: str, after_special: bool) -> list[int]:
         """Token ids of `text`, which stands at the start or behind a special token when `after_special`.
@@ -52,17 +64,23 @@ class SpmModel:
         if known is None:
             if len(self._cache) >= _CACHED_PIECES:
                 self._cache.clear()
-            known = self._cache[word] = self._tokens(_merge_short(list(word), self._scores))
+            known = self._cache[word] = self._tokens(self._merge(word))
         return known
 
     def _long(self, word: str) -> list[int]:
+        if NATIVE:  # which cuts by the same rule
+            return self._tokens(self._merge(word))
         tokens: list[int] = []
         for piece in self._cut(word):
-            if len(piece) <= _SHORT_CHARS:
-                tokens += self._cached(piece)
-            else:
-                tokens += self._tokens(merge_long(piece, self._scores))
+            tokens += self._cached(piece) if len(piece) <= _SHORT_CHARS else self._tokens(self._merge(piece))
         return tokens
+
+    def _merge(self, piece: str) -> Sequence[str]:
+        if len(piece) <= _TINY_CHARS:
+            return _merge_short(list(piece), self._scores)
+        if self._merge_long is None:
+            self._merge_long = merger(self._scores)
+        return self._merge_long(piece)
 
     def _cut(self, word: str) -> list[str]:
         """Cut between two characters that stand side by side in no token: nothing can ever merge across."""
@@ -115,6 +133,19 @@ def _merge_short(symbols: list[str], scores: Mapping[str, float]) -> list[str]:
         if best_at < 0:
             return symbols
         symbols[best_at : best_at + 2] = [symbols[best_at] + symbols[best_at + 1]]
+
+
+def merger(scores: dict[str, float]) -> Callable[[str], list[str]]:
+    """What merges long pieces, ready for these scores."""
+    if not NATIVE:
+        return lambda piece: merge_long(piece, scores)
+    table = _merge.Scores(scores)
+
+    def merge(piece: str) -> list[str]:
+        ends = list(accumulate(table.merge(piece)))
+        return [piece[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+
+    return merge
 
 
 def merge_long(piece: str, scores: Mapping[str, float]) -> list[str]:

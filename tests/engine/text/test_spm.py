@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.engine.text.special_ids import TokenType
-from app.engine.text.spm import SPACE, merge_long
+from app.engine.text.spm import NATIVE, SPACE, merge_long, merger
 from app.engine.text.tokenizer import Tokenizer
 from tests.engine.text.vocabularies import tiny, vocabulary
 
@@ -58,6 +58,28 @@ def test_merges_as_by_looking_at_every_pair(text: str) -> None:
 @given(st.text(alphabet="ab", min_size=1, max_size=200))
 def test_the_heap_gives_the_same_as_looking_at_every_pair(text: str) -> None:
     assert merge_long(text, dict(zip(WORDS, map(float, SCORES), strict=True))) == naive(text)
+
+
+needs_native = pytest.mark.skipif(not NATIVE, reason="the native modules are not built; run `make native`")
+scored = st.dictionaries(
+    st.text(alphabet="ab\u00e9\udc80🦙", min_size=1, max_size=6), st.sampled_from([0.0, -1.0, -2.5])
+)
+
+
+@needs_native
+@settings(max_examples=300)
+@given(scored, st.text(alphabet="ab\u00e9\udc80🦙", max_size=60))
+def test_native_code_merges_as_the_heap_does(scores: dict[str, float], piece: str) -> None:
+    assert merger(scores)(piece) == merge_long(piece, scores)
+
+
+@needs_native
+def test_native_code_copes_with_many_texts_and_long_pieces() -> None:
+    scores = {f"{chr(0x4E00 + i)}{chr(0x4E00 + j)}": float(-i) for i in range(60) for j in range(60)}
+    piece = "".join(chr(0x4E00 + (i * i) % 61) for i in range(20_000))
+    merge = merger(scores)
+    assert merge(piece) == merge_long(piece, scores)
+    assert (merge(""), merge("x")) == ([], ["x"])
 
 
 def test_a_space_goes_in_front_at_the_start_and_behind_special_tokens() -> None:
