@@ -25,15 +25,21 @@ def mib(n_bytes: int) -> str:
 
 def plan_table(planned: Sequence[PlannedStage], limits: StageLimits, n_layers: int) -> Table:
     """Where each layer range stands and what it takes."""
-    table = Table(title=f"placement: {n_layers} layers, {limits.n_cells:,} KV cells", title_justify="left")
-    for heading in ("device", "layers", "weights", "KV cache", "compute", "all"):
-        table.add_column(heading, justify="left" if heading in ("device", "layers") else "right")
+    has_state = any(stage.state_bytes for stage in planned)
+    title = f"placement: {n_layers} layers, {limits.n_cells:,} KV cells"
+    title += f", {limits.n_snapshots:,} snapshots" if has_state else ""
+    table = Table(title=title, title_justify="left")
+    for heading in ("device", "layers"):
+        table.add_column(heading)
+    for heading in ("weights", "KV cache", *(("state",) if has_state else ()), "compute", "all"):
+        table.add_column(heading, justify="right")
     for stage in planned:
         first, last = stage.shape.first_layer, stage.shape.last_layer
         layers = f"{first}-{last - 1}" if last > first else "none"
         layers += " + head" if stage.shape.is_last else ""
-        parts = (stage.weight_bytes, stage.cache_bytes, stage.compute_bytes)
-        table.add_row(stage.device.name, layers, *map(mib, parts), mib(sum(parts)))
+        states = (stage.state_bytes,) if has_state else ()
+        parts = (stage.weight_bytes, stage.cache_bytes, *states, stage.compute_bytes, stage.total_bytes)
+        table.add_row(stage.device.name, layers, *map(mib, parts))
     return table
 
 

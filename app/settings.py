@@ -178,6 +178,10 @@ class ServeSettings(CommonSettings):
     cache_prompt: bool = switch(
         True, "--cache-prompt", off_flag="--no-cache-prompt", help="Reuse shared prefixes.", panel=CONTEXT
     )
+    snapshot_mib: int = option(
+        1024, "--snapshot-mib", convert=integer(0), metavar="MIB", panel=CONTEXT,
+        help="Memory for snapshots of recurrent state, on all devices together; less where it does not fit.",
+    )  # fmt: skip
 
     seed: int = option(
         -1, "-s", "--seed", convert=integer(-1), metavar="N", help="Seed; -1: a fresh one each time.", panel=SAMPLING

@@ -84,7 +84,7 @@ def main() -> None:
         max_outputs=1,
         max_seqs=1,
         n_cells=-(-n_cells // 256) * 256,
-        n_state_rows=2,
+        n_snapshots=0,
         key_type=GGMLType.F16,
         value_type=GGMLType.F16,
     )

@@ -26,6 +26,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "app.recovery": ("app.engine", "app.rpc", "app.fleet", "app.errors", "app.logs"),
     "app.report": ("app.engine",),
     "app.http_server": ("app.errors", "app.logs"),
+    "app.listening": ("app.errors", "app.logs"),
     "app.cli": ("app",),
     "app.chat": ("app.errors", "app.settings"),
     "app.local": ("app.errors", "app.logs", "app.models_store", "app.settings"),

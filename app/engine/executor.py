@@ -104,7 +104,7 @@ class Executor:
     def _move(self, ubatch: Ubatch, ops: Sequence[StateOp]) -> None:
         for copy in ubatch.copies:
             for stage in self.stages:
-                stage.copy_cache_rows(copy.source_cell, copy.target_cell, copy.n_cells, per="cell")
+                stage.copy_cells(copy.source_cell, copy.target_cell, copy.n_cells)
         for op in ops:
             self._move_state(op)
 
@@ -112,11 +112,11 @@ class Executor:
         snapshot_row = self._scratch.first_snapshot_row + op.snapshot
         for stage in self.stages:
             if op.action is StateAction.CLEAR:
-                stage.clear_cache_rows(op.slot, 1, per="slot")
+                stage.clear_state(op.slot)
             elif op.action is StateAction.RESTORE:
-                stage.copy_cache_rows(snapshot_row, op.slot, 1, per="slot")
+                stage.copy_state(snapshot_row, op.slot)
             else:
-                stage.copy_cache_rows(op.slot, snapshot_row, 1, per="slot")
+                stage.copy_state(op.slot, snapshot_row)
 
     def _batch(self, ubatch: Ubatch) -> BatchShape:
         """The shape bucket: padded by tokens, or by whole sequences where the model keeps recurrent state."""

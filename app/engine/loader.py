@@ -33,7 +33,12 @@ class PlannedStage:
     shape: StageShape
     weight_bytes: int
     cache_bytes: int
+    state_bytes: int
     compute_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        return self.weight_bytes + self.cache_bytes + self.state_bytes + self.compute_bytes
 
 
 def plan_stages(
@@ -74,7 +79,14 @@ def place_layers(
 def _planned(model: Model, device: Device, stage: StageRange, limits: StageLimits) -> PlannedStage:
     shape = StageShape(stage.first_layer, stage.last_layer, stage.has_head)
     draft = Stage(device, model, shape, limits)
-    return PlannedStage(device, shape, draft.weight_bytes(), draft.cache_bytes(), draft.compute_bytes())
+    return PlannedStage(
+        device,
+        shape,
+        weight_bytes=draft.weight_bytes(),
+        cache_bytes=draft.cache_bytes(),
+        state_bytes=draft.state_bytes(),
+        compute_bytes=draft.compute_bytes(),
+    )
 
 
 def _costs(model: Model, limits: StageLimits) -> tuple[list[LayerCost], LayerCost]:

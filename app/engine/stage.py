@@ -32,6 +32,7 @@ from app.engine.models.base import (
 )
 from app.engine.plan import Packing, Place, ScratchLayout, lay_out_scratch, make_program, pack
 from app.engine.program import Buffer, PlacedTensor
+from app.engine.states import StateTable, lay_out_states
 
 #: Embedding rows, or what the stage before will have read when its future resolves.
 StageInput = NDArray[np.float32] | Future[memoryview] | Future[None]
@@ -42,15 +43,27 @@ _MAX_PREPARED = 96
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageLimits:
-    """The largest shape a stage is reserved for, and the types its caches have."""
+    """The largest shape a stage is reserved for, and the types its caches have.
+
+    Rows of recurrent state: one per slot (`max_seqs`), one for padding, then the snapshots.
+    """
 
     max_tokens: int
     max_outputs: int
     max_seqs: int
     n_cells: int
-    n_state_rows: int
+    n_snapshots: int
     key_type: GGMLType
     value_type: GGMLType
+
+    @property
+    def n_live_rows(self) -> int:
+        """Rows of recurrent state that ubatches read and write; snapshots stand behind them."""
+        return self.max_seqs + 1
+
+    @property
+    def n_state_rows(self) -> int:
+        return self.n_live_rows + self.n_snapshots
 
     def cache_type(self, spec: CacheSpec) -> GGMLType:
         return self.key_type if spec.kind == "k" else self.value_type
@@ -76,12 +89,17 @@ class Stage:
         self._limits = limits
         self._alignment = device.caps.alignment_bytes
         self.weights: list[WeightSpec] = stage_weights(model, shape)
-        self._caches = [c for c in model.caches() if shape.first_layer <= c.layer < shape.last_layer]
+        caches = [c for c in model.caches() if shape.first_layer <= c.layer < shape.last_layer]
+        self._cell_caches = [c for c in caches if c.per == "cell"]
+        states = [c for c in caches if c.per == "slot"]
+        self._states = lay_out_states(states, limits.n_state_rows, self._alignment, device.caps.max_buffer_bytes)
         self._weight_leaves = {spec.name: leaf(spec.type, spec.ne, spec.name) for spec in self.weights}
-        self._cache_leaves = {
-            spec.name: spec.leaf(limits.cache_rows(spec), limits.cache_type(spec)) for spec in self._caches
-        }
+        self._cell_leaves = {c.name: c.leaf(limits.n_cells, limits.cache_type(c)) for c in self._cell_caches}
+        self._cache_leaves = {**self._cell_leaves}
+        for table in self._states:
+            self._cache_leaves |= table.leaves(states)
         self._places: dict[str, Place] = {}
+        self._state_buffers: list[Buffer] = []
         self._layouts: dict[tuple[int, int, int, bool], ScratchLayout] = {}
         self._prepared: OrderedDict[tuple[BatchShape, bool], _Prepared] = OrderedDict()
         self.buffers: list[Buffer] = []
@@ -101,7 +119,12 @@ class Stage:
         return sum(tensor.n_bytes for tensor in self._weight_leaves.values())
 
     def cache_bytes(self) -> int:
-        return sum(tensor.n_bytes for tensor in self._cache_leaves.values())
+        """Keys and values."""
+        return sum(tensor.n_bytes for tensor in self._cell_leaves.values())
+
+    def state_bytes(self) -> int:
+        """Recurrent state of all slots, and snapshots."""
+        return sum(table.total_bytes for table in self._states)
 
     def compute_bytes(self) -> int:
         """Scratch and inputs at the largest shape, before what the device adds for itself."""
@@ -111,11 +134,12 @@ class Stage:
         """Allocate everything this stage will ever use and clear the caches. Raises OutOfDeviceMemory."""
         self._scratch = self._alloc(self._scratch_bytes())
         self._inputs = self._alloc(self._area.total_bytes)
-        for leaves, cleared in ((self._weight_leaves, False), (self._cache_leaves, True)):
+        for leaves, cleared in ((self._weight_leaves, False), (self._cell_leaves, True)):
             sizes = [self._device_bytes(tensor) for tensor in leaves.values()]
             buffers = self._alloc_packed(pack(sizes, self._alignment, self.device.caps.max_buffer_bytes), leaves)
             for buffer in buffers if cleared else ():
                 self.device.fill(buffer, 0, buffer.size_bytes, 0)
+        self._state_buffers = [self._alloc_states(table) for table in self._states]
         self.device.fill(self._inputs, 0, self._inputs.size_bytes, 0)
 
     def _alloc_packed(self, packing: Packing, leaves: Mapping[str, Tensor]) -> list[Buffer]:
@@ -123,6 +147,13 @@ class Stage:
         for name, (number, offset) in zip(leaves, packing.places, strict=True):
             self._places[name] = Place(buffers[number], offset)
         return buffers
+
+    def _alloc_states(self, table: StateTable) -> Buffer:
+        """Only the rows of slots are cleared: a snapshot's is written before it is read."""
+        buffer = self._alloc(table.total_bytes)
+        self.device.fill(buffer, 0, self._limits.n_live_rows * table.row_bytes, 0)
+        self._places.update({name: Place(buffer, offset) for name, offset in table.offsets.items()})
+        return buffer
 
     def _alloc(self, size_bytes: int) -> Buffer:
         buffer = self.device.alloc(size_bytes)
@@ -150,23 +181,24 @@ class Stage:
         hint = WeightHint(spec.name, spec.type, spec.ne, content_hash)
         return self.device.write(place.buffer, place.offset, payload, hint=hint)
 
-    def copy_cache_rows(self, source_row: int, target_row: int, n_rows: int, *, per: str = "cell") -> None:
-        """Copy rows of every cache of that kind, in lane order. The rows must not overlap."""
-        for spec in self._caches:
-            if spec.per != per:
-                continue
-            tensor, place = self._cache_leaves[spec.name], self._places[spec.name]
+    def copy_cells(self, source_cell: int, target_cell: int, n_cells: int) -> None:
+        """Copy cells of every layer's keys and values, in lane order. They must not overlap."""
+        for spec in self._cell_caches:
+            tensor, place = self._cell_leaves[spec.name], self._places[spec.name]
             row = row_bytes(tensor.type, spec.row_elements)
-            source, target = place.offset + source_row * row, place.offset + target_row * row
-            self.device.copy(place.buffer, source, place.buffer, target, n_rows * row)
+            source, target = place.offset + source_cell * row, place.offset + target_cell * row
+            self.device.copy(place.buffer, source, place.buffer, target, n_cells * row)
 
-    def clear_cache_rows(self, row: int, n_rows: int, *, per: str) -> None:
-        """Set rows of every cache of that kind to zero, in lane order."""
-        for spec in self._caches:
-            if spec.per == per:
-                tensor, place = self._cache_leaves[spec.name], self._places[spec.name]
-                size = row_bytes(tensor.type, spec.row_elements)
-                self.device.fill(place.buffer, place.offset + row * size, n_rows * size, 0)
+    def copy_state(self, source_row: int, target_row: int) -> None:
+        """Copy all layers' recurrent state from one row to another, in lane order."""
+        for table, buffer in zip(self._states, self._state_buffers, strict=True):
+            size = table.row_bytes
+            self.device.copy(buffer, source_row * size, buffer, target_row * size, size)
+
+    def clear_state(self, row: int) -> None:
+        """Set all layers' recurrent state in a row to zero, in lane order."""
+        for table, buffer in zip(self._states, self._state_buffers, strict=True):
+            self.device.fill(buffer, row * table.row_bytes, table.row_bytes, 0)
 
     # -- programs --------------------------------------------------------------------------------------------------
 

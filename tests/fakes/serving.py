@@ -15,7 +15,7 @@ from app.engine.loader import load_stages, plan_stages
 from app.engine.models import registry
 from app.engine.request import Delta, Event, Finished, GenerateRequest, SamplingParams, Started
 from app.engine.service import ModelInfo
-from app.engine.sizing import choose_sizes
+from app.engine.sizing import SizeWishes, choose_sizes
 from app.engine.text.templates import ChatTemplate
 from app.engine.text.tokenizer import Tokenizer
 
@@ -33,13 +33,13 @@ def open_engine(
     cache_type: str = "f16",
     recovery: Recovery | None = None,
     max_in_flight: int = 2,
+    tensor_split: Sequence[float] | None = None,
+    snapshot_budget_bytes: int = 64 << 20,
 ) -> Engine:
     """An engine that serves `path` over `devices`; close it, then the devices."""
     gguf = GGUFFile.open(path)
     model = registry.load(gguf)
-    sizes = choose_sizes(
-        model,
-        devices,
+    wishes = SizeWishes(
         ctx_size=ctx_size,
         n_slots=n_slots,
         n_ubatch=n_ubatch,
@@ -47,9 +47,12 @@ def open_engine(
         cache_prompts=True,
         key_type=cache_type,
         value_type=cache_type,
-        tensor_split=None,
+        tensor_split=tensor_split,
+        snapshot_budget_bytes=snapshot_budget_bytes,
     )
-    stages = load_stages(gguf, model, plan_stages(model, devices, sizes.limits), sizes.limits)
+    sizes = choose_sizes(model, devices, wishes)
+    model = registry.load(gguf, n_ctx=sizes.scheduler.n_ctx)
+    stages = load_stages(gguf, model, plan_stages(model, devices, sizes.limits, tensor_split), sizes.limits)
     tokenizer = Tokenizer.from_metadata(gguf.metadata)
     config = sizes.scheduler
     scratch = Scratch(

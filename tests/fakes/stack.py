@@ -41,7 +41,7 @@ class Stack:
             max_outputs=max_outputs,
             max_seqs=4,
             n_cells=n_cells + 256,
-            n_state_rows=6,
+            n_snapshots=1,
             key_type=cache_type,
             value_type=cache_type,
         )

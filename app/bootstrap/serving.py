@@ -1,12 +1,14 @@
-"""The only place that builds things and wires them together: one function per command."""
+"""`tandem serve`: a model file and devices in, a server that answers out."""
 
 from __future__ import annotations
 
 import logging
 import math
 import threading
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime
 
 from app import __version__, fleet, models_store, report
 from app.api.app import create_app
@@ -22,15 +24,14 @@ from app.engine.models import registry
 from app.engine.models.base import Model
 from app.engine.request import SamplingParams
 from app.engine.service import ModelInfo
-from app.engine.sizing import Sizes, choose_sizes
+from app.engine.sizing import Sizes, SizeWishes, choose_sizes
 from app.engine.text.templates import ChatTemplate
 from app.engine.text.tokenizer import Tokenizer
 from app.errors import ConfigError, TandemError
-from app.http_server import HttpServer, is_loopback, listen, url_of
+from app.http_server import HttpServer
+from app.listening import listen, url_of
 from app.recovery import Recovery
-from app.rpc import worker as rpc_worker
-from app.rpc.worker import Worker
-from app.settings import DevicesSettings, ServeSettings, WorkerSettings, hash_cache_dir
+from app.settings import ServeSettings
 
 log = logging.getLogger(__name__)
 
@@ -78,53 +79,6 @@ def plan(settings: ServeSettings) -> int:
     return 0
 
 
-def worker(settings: WorkerSettings) -> int:
-    """Serve local devices over RPC until a signal comes."""
-    devices = fleet.open_local(settings.device, settings.threads)
-    major, minor = settings.protocol.split(".")
-    served = Worker(
-        devices,
-        rpc_worker.WorkerSettings(
-            host=settings.host,
-            port=settings.port,
-            version=(int(major), int(minor)),
-            mem_bytes=None if settings.mem is None else settings.mem << 20,
-            max_message_bytes=settings.max_message << 20,
-            model_dir=settings.model_dir,
-            hash_dir=hash_cache_dir() if settings.model_dir else None,
-            cache_dir=settings.cache_dir,
-            cache_bytes=settings.cache_size << 30,
-        ),
-    )
-    try:
-        served.start()
-        names = ", ".join(f"{device.name} ({device.caps.description or device.caps.kind})" for device in devices)
-        print(f"worker listening on {settings.host}:{served.port}, serving {names}", flush=True)
-        if not is_loopback(settings.host):
-            log.warning(
-                "%s is reachable from other machines, and whoever reaches this port can use its memory and compute; "
-                "keep it on a private network",
-                settings.host,
-            )
-        served.wait()
-    finally:
-        served.close()
-        fleet.close_all(devices)
-    return 0
-
-
-def devices(settings: DevicesSettings) -> int:
-    """Print local devices and those of workers."""
-    found = fleet.open_local((), settings.threads)
-    try:
-        if settings.rpc:
-            found += fleet.open_devices((), settings.rpc, settings.threads)
-        report.print_table(report.device_table(found))
-    finally:
-        fleet.close_all(found)
-    return 0
-
-
 def _open_devices(settings: ServeSettings) -> list[Device]:
     devices = fleet.open_devices(settings.device, settings.rpc, settings.threads)
     if settings.split_mode == "none":
@@ -135,7 +89,7 @@ def _open_devices(settings: ServeSettings) -> list[Device]:
 
 def _open(settings: ServeSettings) -> _Opened:
     gguf = GGUFFile.open(models_store.resolve(settings.model_reference))
-    model = registry.load(gguf, n_ctx=settings.ctx_size or None)
+    model = registry.load(gguf)
     tokenizer = Tokenizer.from_metadata(gguf.metadata)
     return _Opened(gguf, model, tokenizer, _template(settings, gguf, tokenizer))
 
@@ -148,14 +102,12 @@ def _template(settings: ServeSettings, gguf: GGUFFile, tokenizer: Tokenizer) -> 
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"cannot read --chat-template-file {settings.chat_template_file}: {error}") from error
     metadata = gguf.metadata if source is None else {**gguf.metadata, "tokenizer.chat_template": source}
-    return ChatTemplate.from_metadata(metadata, tokenizer)
+    return ChatTemplate.from_metadata(metadata, tokenizer, clock=datetime.now, monotonic=time.monotonic)
 
 
 def _place(settings: ServeSettings, opened: _Opened, devices: list[Device]) -> _Placed:
     split = settings.tensor_split or None
-    sizes = choose_sizes(
-        opened.model,
-        devices,
+    wishes = SizeWishes(
         ctx_size=settings.ctx_size,
         n_slots=settings.parallel,
         n_ubatch=settings.ubatch_size,
@@ -164,8 +116,12 @@ def _place(settings: ServeSettings, opened: _Opened, devices: list[Device]) -> _
         key_type=settings.cache_type_k,
         value_type=settings.cache_type_v,
         tensor_split=split,
+        snapshot_budget_bytes=settings.snapshot_mib << 20,
     )
-    return _Placed(opened, devices, sizes, plan_stages(opened.model, devices, sizes.limits, split))
+    sizes = choose_sizes(opened.model, devices, wishes)
+    # Rope factors depend on how long a sequence may become, which is known only now.
+    model = registry.load(opened.gguf, n_ctx=sizes.scheduler.n_ctx)
+    return _Placed(replace(opened, model=model), devices, sizes, plan_stages(model, devices, sizes.limits, split))
 
 
 def _serve_placed(settings: ServeSettings, placed: _Placed) -> int:

@@ -1,0 +1,18 @@
+"""`tandem devices`: what there is to place a model on."""
+
+from __future__ import annotations
+
+from app import fleet, report
+from app.settings import DevicesSettings
+
+
+def list_devices(settings: DevicesSettings) -> int:
+    """Print local devices and those of workers."""
+    found = fleet.open_local((), settings.threads)
+    try:
+        if settings.rpc:
+            found += fleet.open_devices((), settings.rpc, settings.threads)
+        report.print_table(report.device_table(found))
+    finally:
+        fleet.close_all(found)
+    return 0

@@ -1,0 +1,48 @@
+"""`tandem worker`: local devices for another machine's server."""
+
+from __future__ import annotations
+
+import logging
+
+from app import fleet
+from app.listening import is_loopback
+from app.rpc import worker as rpc_worker
+from app.rpc.worker import Worker
+from app.settings import WorkerSettings, hash_cache_dir
+
+log = logging.getLogger(__name__)
+
+
+def work(settings: WorkerSettings) -> int:
+    """Serve local devices over RPC until a signal comes."""
+    devices = fleet.open_local(settings.device, settings.threads)
+    major, minor = settings.protocol.split(".")
+    served = Worker(
+        devices,
+        rpc_worker.WorkerSettings(
+            host=settings.host,
+            port=settings.port,
+            version=(int(major), int(minor)),
+            mem_bytes=None if settings.mem is None else settings.mem << 20,
+            max_message_bytes=settings.max_message << 20,
+            model_dir=settings.model_dir,
+            hash_dir=hash_cache_dir() if settings.model_dir else None,
+            cache_dir=settings.cache_dir,
+            cache_bytes=settings.cache_size << 30,
+        ),
+    )
+    try:
+        served.start()
+        names = ", ".join(f"{device.name} ({device.caps.description or device.caps.kind})" for device in devices)
+        print(f"worker listening on {settings.host}:{served.port}, serving {names}", flush=True)
+        if not is_loopback(settings.host):
+            log.warning(
+                "%s is reachable from other machines, and whoever reaches this port can use its memory and compute; "
+                "keep it on a private network",
+                settings.host,
+            )
+        served.wait()
+    finally:
+        served.close()
+        fleet.close_all(devices)
+    return 0
