@@ -9,12 +9,30 @@ from app.engine.device import Device
 from app.engine.ggml import Op, TensorFlag
 from app.engine.opcheck import RULES
 from app.errors import DeviceError, DeviceLost
-from tests.contract import cases_dense, cases_elementwise, cases_moving, cases_recurrent
+from tests.contract import (
+    cases_activations,
+    cases_attention,
+    cases_dense,
+    cases_elementwise,
+    cases_moving,
+    cases_recurrent,
+    cases_rope,
+    cases_softmax,
+)
 from tests.contract.cases import CASES, F32, I32, I64, NAN, CaseBuilder, check_untouched, place, read_all, run_case
 from tests.contract.conftest import MakeDevice
 
 #: Importing the modules has filled `CASES`.
-FAMILIES = (cases_dense, cases_elementwise, cases_moving, cases_recurrent)
+FAMILIES = (
+    cases_activations,
+    cases_attention,
+    cases_dense,
+    cases_elementwise,
+    cases_moving,
+    cases_recurrent,
+    cases_rope,
+    cases_softmax,
+)
 
 
 @pytest.mark.parametrize("name", sorted(CASES))

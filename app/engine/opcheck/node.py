@@ -12,7 +12,6 @@ from app.engine.program import PlacedTensor
 from app.errors import UnsupportedOp
 
 FLOATS = frozenset({GGMLType.F32, GGMLType.F16, GGMLType.BF16})
-INTEGERS = frozenset({GGMLType.I8, GGMLType.I16, GGMLType.I32, GGMLType.I64})
 #: Formats of activations on their way into a dot product; no file and no graph holds them.
 INTERNAL = frozenset({GGMLType.Q8_1, GGMLType.Q8_K})
 QUANTIZED = frozenset(type_ for type_, traits in TRAITS.items() if traits.block_elements > 1) - INTERNAL

@@ -55,10 +55,6 @@ class Operand:
     def is_f32(self) -> bool:
         return self.tensor.type is GGMLType.F32
 
-    @property
-    def is_quantized(self) -> bool:
-        return TRAITS[self.tensor.type].block_elements > 1
-
     def strided(self, shape: tuple[int, ...], strides: tuple[int, ...]) -> View:
         """Another view from the tensor's first byte, in elements of its type; numpy checks that it fits the buffer."""
         return np.ndarray(shape, DTYPES[self.type], self.memory, self.tensor.offset, strides)

@@ -22,11 +22,10 @@ _TIME, _HEIGHT, _WIDTH, _OTHER = range(4)
 class Rotation:
     """All that does not depend on positions. Angles are float64 until their sine and cosine are taken.
 
-    `exponents` [pairs]: the pair turns by base^(-2 * exponent / n_dims) per position. `runs` [pairs]: whose position.
+    `frequencies` [pairs]: angle per position. `runs` [pairs]: whose position.
     `mix` [pairs]: how much of the extrapolated angle YaRN keeps.
     """
 
-    exponents: NDArray[np.intp]
     runs: NDArray[np.intp]
     frequencies: Doubles
     scale: float
@@ -59,7 +58,7 @@ def _rotation(n: Node) -> Rotation:
         mix = (1 - np.clip(ramp, 0, 1)) * extension
         magnitude *= 1 + 0.1 * math.log(1 / scale)
     frequencies = base ** (-2.0 * exponents / n_dims)
-    return Rotation(exponents, runs, frequencies, scale, mix, magnitude)
+    return Rotation(runs, frequencies, scale, mix, magnitude)
 
 
 def _sections(mode: RopeMode, pairs: int, sections: list[int]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
