@@ -7,6 +7,7 @@ like any character; the tokenizer finds no token there, and drops the mark.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cached_property
 from typing import Any
 
 from app.engine.text.partition import Partition, SpecialToken
@@ -22,9 +23,11 @@ class Guard:
     """Knows the texts of one vocabulary's control tokens."""
 
     def __init__(self, control_texts: Iterable[str]) -> None:
-        texts = [text for text in control_texts if len(text) > 1]
-        self._texts = texts
-        self._partition = Partition([SpecialToken(i, text) for i, text in enumerate(texts)])
+        self._texts = [text for text in control_texts if len(text) > 1]
+
+    @cached_property
+    def _partition(self) -> Partition:
+        return Partition([SpecialToken(i, text) for i, text in enumerate(self._texts)])
 
     def protect(self, text: str) -> str:
         """`text` with a mark inside everything that spells a control token."""

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from app.engine.text.bpe import BpeModel
+from app.engine.text.bpe import BpeModel, byte_characters
 from app.engine.text.guard import without_marks
 from app.engine.text.partition import Fragment, Partition, SpecialToken
 from app.engine.text.pieces import Pieces, tidy_spaces
@@ -48,6 +48,7 @@ class Tokenizer:
         self._model = model
         self._pieces = Pieces(vocabulary)
         self._clean_spaces = clean_spaces
+        self._longest = _longest_token(vocabulary)
         specials = _special_tokens(vocabulary)
         self._partition_all = Partition(specials)
         self._partition_plain = Partition(
@@ -98,6 +99,12 @@ class Tokenizer:
         if self.add_eos and tokens[-1:] == [self.eos]:
             full = full[:-1]
         return full
+
+    def fewest_tokens(self, text: str | bytes) -> int:
+        """A number of tokens that `text` has at the least, found without encoding it: as many as if every token were
+        the longest there is. Tells at once that a text cannot fit; 0 where nothing can be said."""
+        n_chars = len(text) // 4 if isinstance(text, bytes) else len(without_marks(text))
+        return -(-n_chars // self._longest) if self._longest else 0
 
     def fragments(self, text: str | bytes, *, parse_special: bool) -> list[Fragment]:
         """Raw texts and the ids of special tokens between them, in order."""
@@ -157,8 +164,7 @@ class Tokenizer:
 
 def _special_tokens(vocabulary: Vocabulary) -> list[SpecialToken]:
     kinds = (*CONTROL_TYPES, TokenType.USER_DEFINED)
-    name = vocabulary.general_name.lower()
-    is_phi3 = "phi-3" in name or "phi3" in name
+    is_phi3 = _is_phi3(vocabulary)
     keeps = {"<unk>", "<s>", "<|endoftext|>"}
     masks = {"<mask>", "[MASK]"} if vocabulary.model in ("bert", "gpt2") and vocabulary.ids.mask is not None else set()
     return [
@@ -171,3 +177,17 @@ def _special_tokens(vocabulary: Vocabulary) -> list[SpecialToken]:
         for token, kind in enumerate(vocabulary.types)
         if kind in kinds
     ]
+
+
+def _longest_token(vocabulary: Vocabulary) -> int:
+    """Most characters that one token can stand for; 0 where a token may stand for any number of them."""
+    if vocabulary.model == "llama":
+        keeps_all = True
+    else:
+        keeps_all = vocabulary.model == "gpt2" and set(byte_characters()) <= vocabulary.index.keys()
+    return max(map(len, vocabulary.texts)) if keeps_all and not _is_phi3(vocabulary) else 0
+
+
+def _is_phi3(vocabulary: Vocabulary) -> bool:
+    name = vocabulary.general_name.lower()
+    return "phi-3" in name or "phi3" in name

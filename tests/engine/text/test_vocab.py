@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-import random
+import itertools
 import time
 from typing import Any
 
@@ -138,12 +138,26 @@ def test_tidied_spaces_are_for_whole_texts_alone() -> None:
     assert b"".join(tokenizer.piece(token, show_special=False) for token in tokens).decode() == text
 
 
+@pytest.mark.parametrize("name", ["llama-yarn-Q8_0", "gemma3-Q4_K_M", "qwen2-Q8_0", "qwen35-Q4_K_M"])
+def test_the_fewest_tokens_of_a_text_are_never_more_than_it_has(name: str) -> None:
+    tokenizer = tiny(name)
+    for text in ("", "a", "hello " * 50, " " * 300, "\n" * 100, "<|im_end|>" * 9, "👨‍👩‍👧" * 20, "é" * 99):
+        n_tokens = len(tokenizer.encode(text, add_special=False, parse_special=True))
+        for given in (text, text.encode()):
+            assert tokenizer.fewest_tokens(given) <= n_tokens
+    assert tokenizer.fewest_tokens("a" * 100_000) > 1000
+    assert made_up_wpm().fewest_tokens("a" * 100_000) == 0
+
+
+def made_up_wpm() -> Tokenizer:
+    return Tokenizer.from_metadata(vocabulary("bert", ["[UNK]", "▁a"], unknown_token_id=0))
+
+
 @pytest.mark.parametrize("model", ["llama", "gpt2", "t5"])
 def test_three_hundred_thousand_tokens_load_in_time(model: str) -> None:
-    rng = random.Random(7)
     letters = "abcdefghijklmnopqrstuvwxyz"
-    made = {"".join(rng.choices(letters, k=rng.randint(2, 8))): None for _ in range(330_000)}
-    tokens = ["<pad>", "</s>", "<unk>", "<s>", *letters, *made][:300_000]
+    made = ("".join(word) for n_chars in (2, 3, 4) for word in itertools.product(letters, repeat=n_chars))
+    tokens = ["<pad>", "</s>", "<unk>", "<s>", *letters, *itertools.islice(made, 300_000 - 30)]
     keys: dict[str, Any] = {"scores": [float(-n) for n in range(len(tokens))]}
     if model == "gpt2":
         merges = [f"{text[:-1]} {text[-1]}".encode() for text in tokens[30:]]
