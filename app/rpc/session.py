@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from app.engine.device import Device
 from app.engine.ggml import Op, TensorFlag
 from app.engine.program import PlacedTensor
-from app.errors import DeviceError, RemoteProtocolError, TandemError
+from app.errors import DeviceError, InternalError, RemoteProtocolError, TandemError
 from app.rpc import messages as m
 from app.rpc.client_socket import ClientSocket
 from app.rpc.graphs import Graph, Graphs
@@ -302,6 +302,8 @@ class Session:
     def _ran(self, event: Future[None]) -> None:
         """A graph that failed has no answer that could say so: the connection ends."""
         if (error := event.exception()) is not None:
+            if isinstance(error, InternalError):
+                log.error("a bug in this worker ended a graph of client %s", self.client, exc_info=error)
             self._failure = f"a graph failed: {error}"
             self._socket.stop_reading()
 
