@@ -14,11 +14,11 @@ from app.engine.text.bpe import BpeModel, byte_characters
 from app.engine.text.guard import without_marks
 from app.engine.text.partition import Fragment, Partition, SpecialToken
 from app.engine.text.pieces import Pieces, tidy_spaces
-from app.engine.text.pretokenizers import PRE_TOKENIZERS, PreTokenizer, pre_tokenizer
+from app.engine.text.pretokenizers import pre_tokenizer
 from app.engine.text.special_ids import CONTROL_TYPES, FimIds, TokenType
 from app.engine.text.spm import SpmModel
 from app.engine.text.ugm import UgmModel
-from app.engine.text.vocab import Vocabulary
+from app.engine.text.vocab import Vocabulary, kind_of
 from app.engine.text.wpm import WpmModel
 
 _LONE_SURROGATES = re.compile("[\ud800-\udfff]")
@@ -33,7 +33,8 @@ class MergeModel(Protocol):
 class Tokenizer:
     """One vocabulary, ready to encode and decode. Safe to use from several threads.
 
-    `eog` are the tokens that end an answer. `bos` and `eos` are None where the vocabulary has none.
+    `eog` are the tokens that end an answer, `suppressed` those that may never be sampled. `bos` and `eos` are None
+    where the vocabulary has none.
     """
 
     def __init__(self, vocabulary: Vocabulary, model: MergeModel, *, clean_spaces: bool) -> None:
@@ -43,6 +44,7 @@ class Tokenizer:
         self.eos = vocabulary.ids.eos
         self.eog = vocabulary.eog
         self.fim: FimIds = vocabulary.ids.fim
+        self.suppressed = vocabulary.suppressed
         self.add_bos = vocabulary.add_bos and self.bos is not None
         self.add_eos = vocabulary.add_eos and self.eos is not None
         self._model = model
@@ -61,20 +63,18 @@ class Tokenizer:
 
         Raises UnsupportedModel for kinds of vocabulary we do not have, FormatError for contradictions.
         """
-        begins = [name for name, row in PRE_TOKENIZERS.items() if row.begins_with_bos]
-        vocabulary = Vocabulary.from_metadata(metadata, bos_by_pre=begins)
-        row: PreTokenizer | None = None
+        kind, pre = kind_of(metadata)
+        row = pre_tokenizer("gemma4" if kind == "gemma4" else pre) if kind in ("gpt2", "gemma4") else None
+        vocabulary = Vocabulary.from_metadata(metadata, row)
         model: MergeModel
-        match vocabulary.model:
-            case "llama":
-                model = SpmModel(vocabulary)
-            case "bert":
-                model = WpmModel(vocabulary)
-            case "t5":
-                model = UgmModel(vocabulary, metadata)
-            case _:
-                row = pre_tokenizer("gemma4" if vocabulary.model == "gemma4" else vocabulary.pre)
-                model = BpeModel(vocabulary, row, metadata)
+        if row is not None:
+            model = BpeModel(vocabulary, row, metadata)
+        elif kind == "llama":
+            model = SpmModel(vocabulary)
+        elif kind == "bert":
+            model = WpmModel(vocabulary)
+        else:
+            model = UgmModel(vocabulary, metadata)
         return cls(vocabulary, model, clean_spaces=row is not None and row.clean_spaces)
 
     def encode(self, text: str | bytes, *, add_special: bool, parse_special: bool) -> list[int]:

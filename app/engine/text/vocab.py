@@ -5,10 +5,11 @@ Read from GGUF metadata (`tokenizer.ggml.*`). Nothing here encodes; the merge mo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from app.engine.text.pretokenizers import PreTokenizer
 from app.engine.text.special_ids import SpecialIds, TokenType, correct_types, find_special_ids
 from app.errors import FormatError, UnsupportedModel
 
@@ -41,7 +42,8 @@ DEFAULTS: Mapping[str, ModelDefaults] = {
 class Vocabulary:
     """Everything the file says about tokens. `texts` are as stored; bytes that are not UTF-8 are escaped (PEP 383).
 
-    `scores` is empty when the file has none. `pre` names the pre-tokenizer of a BPE model.
+    `scores` is empty when the file has none. `pre` names the pre-tokenizer of a BPE model. `suppressed` tokens are
+    never to be sampled. `adds_separator`: pairs of texts have the separator between them.
     """
 
     model: str
@@ -53,32 +55,32 @@ class Vocabulary:
     eog: frozenset[int]
     add_bos: bool
     add_eos: bool
-    add_sep: bool
+    adds_separator: bool
     add_space_prefix: bool
     remove_extra_whitespaces: bool
     lowercase: bool
     strip_accents: bool
     general_name: str
+    suppressed: frozenset[int]
     index: Mapping[str, int]
 
     @classmethod
-    def from_metadata(cls, metadata: Mapping[str, Any], *, bos_by_pre: Iterable[str] = ()) -> Vocabulary:
-        """Read and check. `bos_by_pre` names the pre-tokenizers whose models begin with BOS unless the file says no.
+    def from_metadata(cls, metadata: Mapping[str, Any], row: PreTokenizer | None) -> Vocabulary:
+        """Read and check. `row` has the defaults of a byte-pair vocabulary's family.
 
         Raises FormatError for contradictions, UnsupportedModel for a kind of tokenizer we do not have.
         """
-        model = as_text(metadata.get(PREFIX + "model", ""))
-        if model not in DEFAULTS:
-            raise UnsupportedModel(
-                f"tokenizer model {model!r} is not supported; supported are {', '.join(sorted(DEFAULTS))}"
-            )
+        model, pre = kind_of(metadata)
         defaults = DEFAULTS[model]
+        default_ids = dict(defaults.ids)
+        if row is not None and row.no_bos:
+            default_ids.pop("bos", None)
         texts = _texts(metadata)
         index = _index(texts)
         types = _types(metadata, len(texts))
-        ids = find_special_ids(metadata, defaults.ids, index)
+        ids = find_special_ids(metadata, default_ids, index)
         eog = correct_types(types, index, ids)
-        pre = as_text(metadata.get(PREFIX + "pre", "default"))
+        begins_with_bos = defaults.add_bos or (row is not None and row.begins_with_bos)
 
         def flag(key: str, default: bool) -> bool:
             return bool(metadata.get(PREFIX + key, default))
@@ -92,19 +94,30 @@ class Vocabulary:
             scores=_scores(metadata, len(texts)),
             ids=ids,
             eog=eog,
-            add_bos=model == "gemma4" or flag("add_bos_token", defaults.add_bos or pre in bos_by_pre),
+            add_bos=model == "gemma4" or flag("add_bos_token", begins_with_bos),
             add_eos=flag("add_eos_token", defaults.add_eos),
-            add_sep=flag("add_sep_token", model == "bert"),
+            adds_separator=flag("add_sep_token", row is not None and row.adds_separator),
             add_space_prefix=flag("add_space_prefix", defaults.add_space_prefix),
             remove_extra_whitespaces=flag("remove_extra_whitespaces", False),
             lowercase=lowercase,
             strip_accents=flag("normalizer.strip_accents", lowercase),
             general_name=as_text(metadata.get("general.name", "")),
+            suppressed=frozenset(_list(metadata.get(PREFIX + "suppress_tokens", ()))),
             index=index,
         )
 
     def __len__(self) -> int:
         return len(self.texts)
+
+
+def kind_of(metadata: Mapping[str, Any]) -> tuple[str, str]:
+    """The tokenizer model and the name of the pre-tokenizer. Raises UnsupportedModel for a model we do not have."""
+    model = as_text(metadata.get(PREFIX + "model", ""))
+    if model not in DEFAULTS:
+        raise UnsupportedModel(
+            f"tokenizer model {model!r} is not supported; supported are {', '.join(sorted(DEFAULTS))}"
+        )
+    return model, as_text(metadata.get(PREFIX + "pre", "default"))
 
 
 def as_text(value: object) -> str:
@@ -150,7 +163,11 @@ def _scores(metadata: Mapping[str, Any], n_tokens: int) -> list[float]:
 
 
 def _numbers(stored: Any, key: str, n_tokens: int) -> list[Any]:
-    numbers = stored.tolist() if hasattr(stored, "tolist") else list(stored)
+    numbers = _list(stored)
     if len(numbers) < n_tokens:
         raise FormatError(f"{PREFIX}{key} has {len(numbers)} entries for {n_tokens} tokens; the file is damaged")
     return numbers[:n_tokens]
+
+
+def _list(stored: Any) -> list[Any]:
+    return list(stored.tolist()) if hasattr(stored, "tolist") else list(stored)

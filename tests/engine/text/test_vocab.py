@@ -48,6 +48,21 @@ def test_missing_ids_are_the_model_s_own_and_ids_outside_the_vocabulary_are_none
     assert not spm(["<unk>", "<s>", "</s>"], bos_token_id=77).add_bos
 
 
+def test_families_have_their_own_defaults() -> None:
+    letters = [chr(c) for c in range(0x100, 0x110)]
+
+    def bpe(pre: str, **keys: Any) -> Tokenizer:
+        return Tokenizer.from_metadata(vocabulary("gpt2", letters, pre=pre, merges=[], **keys))
+
+    assert (bpe("qwen2").bos, bpe("qwen2").add_bos) == (11, False)
+    assert bpe("llama-bpe").add_bos
+    assert not bpe("llama-bpe", add_bos_token=False).add_bos
+    assert bpe("glm4").bos is None
+    assert bpe("glm4", bos_token_id=3).bos == 3
+    assert bpe("roberta-bpe").vocabulary.adds_separator
+    assert bpe("qwen2", suppress_tokens=[4, 5]).suppressed == {4, 5}
+
+
 def test_everything_that_ends_an_answer_is_found_by_its_text() -> None:
     tokens = [
         "<unk>",
