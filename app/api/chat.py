@@ -14,7 +14,7 @@ from app.api.choice import Choice
 from app.api.context import ApiDep
 from app.api.docs import GENERATING, answers
 from app.api.generation import Running, choice_ids, new_id
-from app.api.params import chat_params, check_fits
+from app.api.params import chat_params
 from app.api.prompt import chat_prompt
 from app.api.pump import streamed
 from app.api.schemas.answers import ChatCompletion, ChatCompletionChunk
@@ -31,8 +31,7 @@ async def chat_completions(request: Request, body: ChatRequest, api: ApiDep) -> 
     """Continue a conversation by one assistant message, whole or as a stream of server-sent events."""
     api.check_model(body.model)
     params = chat_params(body, api)
-    prompt = await api.in_thread(lambda: chat_prompt(body, api.service, datetime.now()))
-    check_fits(len(prompt.tokens), api, param="messages")
+    prompt = await api.in_thread(lambda: chat_prompt(body, api, datetime.now()))
     shape = shape_of(
         body,
         api,
@@ -48,7 +47,8 @@ async def chat_completions(request: Request, body: ChatRequest, api: ApiDep) -> 
         parser = family if family is None else reasoning_parser(family, prompt.text, inside=prompt.in_thought)
         return Choice(index, shape.tells_tokens and not body.stream, parser)
 
-    running = Running.submit(api, shape.id, params.requests(prompt.tokens, choice_ids(shape.id, params.n)))
+    requests = params.requests(prompt.tokens, choice_ids(shape.id, params.n), message_starts=prompt.turn_starts)
+    running = Running.submit(api, shape.id, requests)
     if body.stream:
         return streamed(running, shape, api, lambda i: ChatChunks(shape, i), new_choice=new_choice, n=params.n)
     return await running.whole(request, lambda: whole_chat(running, shape, new_choice))

@@ -11,18 +11,17 @@ from starlette.responses import JSONResponse, Response
 from app.api.body import JsonRoute
 from app.api.choice import Choice
 from app.api.completion_format import CompletionChunks, Echo, completion_answer
-from app.api.context import ApiDep
+from app.api.context import Api, ApiDep
 from app.api.docs import GENERATING, answers
 from app.api.fim import fim_tokens
 from app.api.generation import Running, choice_ids, new_id
-from app.api.params import Wanted, check_fits, completion_params
-from app.api.prompt import checked_ids, prompt_tokens
+from app.api.params import Wanted, completion_params
+from app.api.prompt import check_fits, checked_ids, prompt_tokens
 from app.api.pump import streamed
 from app.api.schemas.answers import TextCompletion, TextCompletionChunk
 from app.api.schemas.completions import CompletionRequest
 from app.api.shape import Shape, shape_of
 from app.engine.request import GenerateRequest
-from app.engine.service import InferenceService
 from app.errors import InvalidParameter
 
 router = APIRouter(route_class=JsonRoute, tags=["completions"])
@@ -34,9 +33,7 @@ async def completions(request: Request, body: CompletionRequest, api: ApiDep) ->
     """Continue each prompt; choice `prompt * n + i` is the i-th of its prompt."""
     api.check_model(body.model)
     params = completion_params(body, api)
-    prompts = await api.in_thread(lambda: prompts_of(body, api.service))
-    for prompt in prompts:
-        check_fits(len(prompt.tokens), api, param="prompt")
+    prompts = await api.in_thread(lambda: prompts_of(body, api))
     shape = shape_of(
         body,
         api,
@@ -66,7 +63,7 @@ class Prompt:
     echo: Echo
 
 
-def prompts_of(body: CompletionRequest, service: InferenceService) -> list[Prompt]:
+def prompts_of(body: CompletionRequest, api: Api) -> list[Prompt]:
     """All prompts of the request; a list of numbers is one prompt."""
     given = body.prompt
     several = isinstance(given, list) and not isinstance(given[0], int)
@@ -74,17 +71,19 @@ def prompts_of(body: CompletionRequest, service: InferenceService) -> list[Promp
     if body.suffix:
         if len(many) > 1 or not isinstance(many[0], str):
             raise InvalidParameter("suffix needs a prompt that is one string", param="suffix")
-        tokens = fim_tokens(many[0], body.suffix, service.tokenizer, param="suffix")
+        tokens = fim_tokens(many[0], body.suffix, api, param="suffix")
         return [Prompt(tokens, Echo(many[0], len(tokens)))]
-    return [prompt_of(one, service, f"prompt[{i}]" if several else "prompt") for i, one in enumerate(many)]
+    return [prompt_of(one, api, f"prompt[{i}]" if several else "prompt") for i, one in enumerate(many)]
 
 
-def prompt_of(given: str | Sequence[int], service: InferenceService, where: str) -> Prompt:
-    tokenizer = service.tokenizer
+def prompt_of(given: str | Sequence[int], api: Api, where: str) -> Prompt:
+    tokenizer = api.service.tokenizer
     if not isinstance(given, str):
         tokens = checked_ids(given, tokenizer, where)
+        check_fits(tokens, api, param="prompt")
         return Prompt(tokens, Echo(tokenizer.decode(tokens, show_special=True), 0))
-    tokens = prompt_tokens(given, tokenizer)
+    tokens = prompt_tokens(given, api, param="prompt")
+    check_fits(tokens, api, param="prompt")
     if not tokens:
         raise InvalidParameter("an empty prompt has no tokens to go on from", param=where)
     own_bos = tokens[0] == tokenizer.bos and not given.startswith(tokenizer.decode(tokens[:1], show_special=True))

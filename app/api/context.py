@@ -14,6 +14,7 @@ from fastapi import Depends, Request
 from app.api.options import ApiOptions
 from app.engine.service import InferenceService, Phase, ServiceStatus
 from app.engine.text.reasoning import ReasoningFormat, format_of
+from app.engine.text.turns import TurnMarks
 from app.errors import NotFound, NotReady
 
 T = TypeVar("T")
@@ -75,6 +76,11 @@ class Api:
         if family is not None:
             self.service.tokenizer.show_always(family.markers)
         return family
+
+    @cached_property
+    def turn_marks(self) -> TurnMarks:
+        """Finds the turns in prompts of the loaded model."""
+        return TurnMarks(self.service.template, self.service.tokenizer)
 
     @property
     def fingerprint(self) -> str:

@@ -16,15 +16,14 @@ from app.api.body import JsonRoute
 from app.api.context import Api, ApiDep
 from app.api.disconnect import until_disconnect
 from app.api.docs import GENERATING, answers
-from app.api.params import check_fits
-from app.api.prompt import checked_ids
+from app.api.prompt import check_fits, check_may_fit, checked_ids
 from app.api.schemas.answers import Embeddings
 from app.api.schemas.text import EmbeddingRequest
 from app.engine.service import Embedding
 from app.errors import InvalidParameter
 
 if TYPE_CHECKING:
-    from app.engine.text.tokenizer import Tokenizer
+    pass
 
 router = APIRouter(route_class=JsonRoute, tags=["embeddings"])
 
@@ -41,8 +40,6 @@ async def embeddings(request: Request, body: EmbeddingRequest, api: ApiDep) -> R
     model = api.check_model(body.model)
     check_vectors(body, api)
     inputs = await api.in_thread(lambda: inputs_of(body, api))
-    for tokens in inputs:
-        check_fits(len(tokens), api, param="input")
     answer = Response(status_code=499)  # for a client that is gone
     async with until_disconnect(request.receive):
         results = await embed_all(inputs, body.pooling or api.options.pooling, api)
@@ -66,17 +63,20 @@ def check_vectors(body: EmbeddingRequest, api: Api) -> None:
 
 def inputs_of(body: EmbeddingRequest, api: Api) -> list[tuple[int, ...]]:
     """Tokens of every input; a list of numbers is one input."""
-    tokenizer = api.service.tokenizer
     given = body.input
     if isinstance(given, str) or isinstance(given[0], int):
-        return [input_tokens(given, tokenizer, "input")]
-    return [input_tokens(one, tokenizer, f"input[{i}]") for i, one in enumerate(given)]
+        return [input_tokens(given, api, "input")]
+    return [input_tokens(one, api, f"input[{i}]") for i, one in enumerate(given)]
 
 
-def input_tokens(given: str | Sequence[int], tokenizer: Tokenizer, where: str) -> tuple[int, ...]:
-    if not isinstance(given, str):
-        return checked_ids(given, tokenizer, where)
-    tokens = tuple(tokenizer.encode(given, add_special=True, parse_special=False))
+def input_tokens(given: str | Sequence[int], api: Api, where: str) -> tuple[int, ...]:
+    tokenizer = api.service.tokenizer
+    if isinstance(given, str):
+        check_may_fit(given, api, param=where)
+        tokens = tuple(tokenizer.encode(given, add_special=True, parse_special=False))
+    else:
+        tokens = checked_ids(given, tokenizer, where)
+    check_fits(tokens, api, param=where)
     if not tokens:
         raise InvalidParameter("an empty text has no tokens to make a vector of", param=where)
     return tokens

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from app.api.context import Api
+from app.api.prompt import check_fits, check_may_fit
 from app.api.schemas.completions import ExtraFile
 from app.errors import InvalidParameter
 
@@ -13,12 +15,13 @@ if TYPE_CHECKING:
 
 
 def fim_tokens(
-    prefix: str, suffix: str, tokenizer: Tokenizer, *, param: str, typed: str = "", extra: Sequence[ExtraFile] = ()
+    prefix: str, suffix: str, api: Api, *, param: str, typed: str = "", extra: Sequence[ExtraFile] = ()
 ) -> tuple[int, ...]:
     """BOS, other files, prefix marker, prefix, suffix marker, suffix, middle marker, what was typed at the hole.
 
     Raises InvalidParameter naming `param` when the model has no markers. Text cannot become a marker.
     """
+    tokenizer = api.service.tokenizer
     fim = tokenizer.fim
     if fim.prefix is None or fim.suffix is None or fim.middle is None:
         raise InvalidParameter(
@@ -30,14 +33,17 @@ def fim_tokens(
     def plain(text: str) -> list[int]:
         return tokenizer.encode(text, add_special=False, parse_special=False)
 
+    check_may_fit(f"{prefix}{suffix}", api, param=param)
     bos = [tokenizer.bos] if tokenizer.add_bos and tokenizer.bos is not None else []
-    return (
+    tokens = (
         *bos,
         *project_tokens(extra, tokenizer),
         *(fim.prefix, *plain(prefix)),
         *(fim.suffix, *plain(suffix)),
         *(fim.middle, *plain(typed)),
     )
+    check_fits(tokens, api, param=param)
+    return tokens
 
 
 def project_tokens(extra: Sequence[ExtraFile], tokenizer: Tokenizer) -> list[int]:

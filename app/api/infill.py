@@ -12,7 +12,7 @@ from app.api.docs import GENERATING, answers
 from app.api.fim import fim_tokens
 from app.api.generation import Running, choice_ids, new_id
 from app.api.native_format import NativeChunks, native_answer
-from app.api.params import check_fits, infill_params
+from app.api.params import infill_params
 from app.api.pump import streamed
 from app.api.schemas.answers import Infill, InfillChunk
 from app.api.schemas.completions import InfillRequest
@@ -31,13 +31,12 @@ async def infill(request: Request, body: InfillRequest, api: ApiDep) -> Response
         lambda: fim_tokens(
             body.input_prefix,
             body.input_suffix,
-            api.service.tokenizer,
+            api,
             param="input_prefix",
             typed=body.prompt or "",
             extra=body.input_extra or (),
         )
     )
-    check_fits(len(prompt), api, param="input_prefix")
     shape = shape_of(
         body, api, id=new_id("infill"), object="infill", n_prompt=len(prompt), n_top=params.sampling.n_logprobs
     )

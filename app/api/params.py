@@ -12,7 +12,7 @@ from app.api.schemas.chat import ChatRequest
 from app.api.schemas.completions import CompletionRequest, InfillRequest
 from app.api.schemas.sampling import GenerationFields, SamplingFields
 from app.engine.request import GenerateRequest, SamplingParams
-from app.errors import ContextLengthExceeded, InvalidParameter
+from app.errors import InvalidParameter
 
 if TYPE_CHECKING:
     from app.engine.text.tokenizer import Tokenizer
@@ -69,7 +69,12 @@ class Wanted:
     deadline_s: float | None
 
     def requests(
-        self, prompt: tuple[int, ...], ids: Sequence[str], *, prompt_logprobs: bool = False
+        self,
+        prompt: tuple[int, ...],
+        ids: Sequence[str],
+        *,
+        prompt_logprobs: bool = False,
+        message_starts: tuple[int, ...] = (),
     ) -> list[GenerateRequest]:
         """One engine request per choice of one prompt; a given seed is offset by the choice's number."""
         seed = self.sampling.seed
@@ -84,6 +89,7 @@ class Wanted:
                 deadline_s=self.deadline_s,
                 prompt_logprobs=prompt_logprobs,
                 report_progress=self.report_progress,
+                message_starts=message_starts,
             )
             for i, request_id in enumerate(ids)
         ]
@@ -218,10 +224,3 @@ def max_tokens(body: ChatRequest | CompletionRequest, *, default: int | None = N
         if value is not None:
             return None if value < 0 else value
     return default
-
-
-def check_fits(n_prompt_tokens: int, api: Api, *, param: str) -> None:
-    """Refuse prompts that leave no room for one token. Longer answers than fit are cut and end with `length`."""
-    n_ctx = api.service.info.n_ctx
-    if n_prompt_tokens >= n_ctx:
-        raise ContextLengthExceeded(n_prompt_tokens, n_ctx, param=param)

@@ -7,30 +7,45 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from app.api.context import Api
 from app.api.messages import turns_of
 from app.api.schemas.chat import ChatRequest
 from app.engine.service import InferenceService
-from app.errors import InvalidParameter
+from app.errors import ContextLengthExceeded, InvalidParameter
 
 if TYPE_CHECKING:
     from app.engine.text.tokenizer import Tokenizer
 
 
+class SurelyTooLong(ContextLengthExceeded):
+    """A text that cannot fit, however it is cut into tokens; nobody had to cut it to know."""
+
+    def __init__(self, fewest_tokens: int, context_tokens: int, *, param: str) -> None:
+        super().__init__(fewest_tokens, context_tokens, param=param)
+        self.args = (str(self).replace(f"has {fewest_tokens}", f"has at least {fewest_tokens}", 1),)
+
+
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """A conversation as text and as tokens. `in_thought`: the client began a thought that the answer goes on with."""
+    """A conversation as text and as tokens, and where its turns begin.
+
+    `in_thought`: the client began a thought that the answer goes on with.
+    """
 
     text: str
     tokens: tuple[int, ...]
+    turn_starts: tuple[int, ...]
     in_thought: bool
 
 
-def chat_prompt(body: ChatRequest, service: InferenceService, now: datetime) -> ChatPrompt:
+def chat_prompt(body: ChatRequest, api: Api, now: datetime) -> ChatPrompt:
     """Render and tokenize a conversation; what users and tools say stays text."""
-    text = chat_text(body, service, now, guarded=True)
+    text = chat_text(body, api.service, now, guarded=True)
+    tokens = prompt_tokens(text, api, param="messages")
+    check_fits(tokens, api, param="messages")
     last = body.messages[-1]
     in_thought = last.role == "assistant" and bool(last.reasoning_content or last.reasoning) and not last.content
-    return ChatPrompt(text, prompt_tokens(text, service.tokenizer), in_thought)
+    return ChatPrompt(text, tokens, api.turn_marks.starts(tokens), in_thought)
 
 
 def chat_text(body: ChatRequest, service: InferenceService, now: datetime, *, guarded: bool = False) -> str:
@@ -70,11 +85,13 @@ def template_variables(body: ChatRequest) -> dict[str, Any]:
     return variables
 
 
-def prompt_tokens(text: str, tokenizer: Tokenizer) -> tuple[int, ...]:
+def prompt_tokens(text: str, api: Api, *, param: str) -> tuple[int, ...]:
     """Tokens of text to go on from: special tokens in it count as such, and BOS stands in front once.
 
     Nothing at all begins with BOS, also in models that do without it otherwise; it may stay empty if there is none.
     """
+    tokenizer = api.service.tokenizer
+    check_may_fit(text, api, param=param)
     tokens = tokenizer.encode(text, add_special=False, parse_special=True)
     wants_bos = tokenizer.add_bos or not tokens
     if wants_bos and tokenizer.bos is not None and tokens[:1] != [tokenizer.bos]:
@@ -88,3 +105,18 @@ def checked_ids(tokens: Sequence[int], tokenizer: Tokenizer, where: str) -> tupl
     if highest >= tokenizer.vocab_size:
         raise InvalidParameter(f"{where} has token {highest}, the vocabulary has {tokenizer.vocab_size}", param=where)
     return tuple(tokens)
+
+
+def check_fits(tokens: Sequence[int], api: Api, *, param: str) -> None:
+    """Refuse prompts that leave no room for one token. Longer answers than fit are cut and end with `length`."""
+    n_ctx = api.service.info.n_ctx
+    if len(tokens) >= n_ctx:
+        raise ContextLengthExceeded(len(tokens), n_ctx, param=param)
+
+
+def check_may_fit(text: str, api: Api, *, param: str) -> None:
+    """Refuse text that is far too long before the work of tokenizing it."""
+    n_ctx = api.service.info.n_ctx
+    fewest = api.service.tokenizer.fewest_tokens(text)
+    if fewest >= n_ctx:
+        raise SurelyTooLong(fewest, n_ctx, param=param)

@@ -221,3 +221,18 @@ async def test_too_long_prompts(engine: FakeEngine, streamed: bool) -> None:
     assert error["type"] == "invalid_request_error"
     assert error["n_ctx"] == 4096 and error["n_prompt_tokens"] > 5000
     assert "4096" in error["message"] and str(error["n_prompt_tokens"]) in error["message"]
+
+
+async def test_far_too_long_prompts_are_not_even_tokenized(engine: FakeEngine) -> None:
+    text = "x" * 100_000
+    engine.tokenizer.encode = lambda *args, **options: pytest.fail("tokenized")
+    async with client_for(engine) as client:
+        for path, param, body in (
+            (CHAT, "messages", {"messages": [{"role": "user", "content": text}]}),
+            ("/v1/completions", "prompt", {"prompt": text}),
+            ("/v1/embeddings", "input", {"input": text}),
+            ("/infill", "input_prefix", {"input_prefix": text, "input_suffix": text}),
+        ):
+            error = is_error(await client.post(path, json=body), 400, param, "context_length_exceeded")
+            assert "at least" in error["message"] and "4096" in error["message"]
+            assert error["n_prompt_tokens"] >= 100_000 // 14

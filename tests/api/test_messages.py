@@ -9,7 +9,7 @@ import pytest
 
 from tests.api.conftest import client_for
 from tests.api.support import ANY_PARAM, CHAT, is_error
-from tests.fakes.engine import FakeEngine
+from tests.fakes.engine import IM_START, FakeEngine
 
 NO_SYSTEM = (
     "{{ bos_token }}{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system turn here') }}"
@@ -170,3 +170,11 @@ async def test_bos_stands_in_front_once() -> None:
         engine = FakeEngine(template=template)
         await post(engine, [user("q")])
         assert engine.requests[0].prompt == (engine.tokenizer.bos, ord("q"))
+
+
+async def test_the_engine_knows_where_turns_begin() -> None:
+    engine = FakeEngine()
+    await post(engine, [system("s"), user("a"), {"role": "assistant", "content": "b"}, user("c")])
+    (request,) = engine.requests
+    starts = [at for at, token in enumerate(request.prompt) if token == IM_START]
+    assert list(request.message_starts) == starts and len(starts) == 5

@@ -65,6 +65,15 @@ class FakeTokenizer:
             at += 1 if found is None else len(SPECIAL[found])
         return tokens
 
+    def fewest_tokens(self, text: str | bytes) -> int:
+        """The longest token has 14 characters."""
+        return -(-len(text) // 14)
+
+    def fragments(self, text: str, *, parse_special: bool) -> list[str | int]:
+        """Single bytes as text, special tokens as ids."""
+        tokens = self.encode(text, add_special=False, parse_special=parse_special)
+        return [token if token in SPECIAL else chr(token) for token in tokens]
+
     def show_always(self, texts: Iterable[str]) -> None:
         """All its tags are bytes, which show anyway."""
 
