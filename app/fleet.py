@@ -17,8 +17,12 @@ log = logging.getLogger(__name__)
 
 def _cpu(threads: int | None, memory_limit_bytes: int | None) -> Device:
     """The native CPU device, or the reference device where the native part was not built."""
-    n_threads = threads or os.cpu_count() or 1
-    return NumpyDevice("CPU", n_threads=n_threads, memory_limit_bytes=memory_limit_bytes)
+    try:
+        from app.engine.devices.cpu import CpuDevice
+    except ImportError as error:  # a wheel of Python alone
+        log.warning("the native CPU kernels are not there (%s); running on numpy, which is many times slower", error)
+        return NumpyDevice("CPU", n_threads=threads or os.cpu_count() or 1, memory_limit_bytes=memory_limit_bytes)
+    return CpuDevice("CPU", n_threads=threads, memory_limit_bytes=memory_limit_bytes)
 
 
 def _numpy(threads: int | None, memory_limit_bytes: int | None) -> Device:

@@ -33,6 +33,19 @@ def _numpy(n_threads: int) -> Factory:
     return factory
 
 
+def _cpu(n_threads: int) -> Factory:
+    @contextmanager
+    def factory(memory_limit_bytes: int | None) -> Iterator[Device]:
+        cpu = pytest.importorskip("app.engine.devices.cpu", reason="the native kernels are not built")
+        device = cpu.CpuDevice("CPU", n_threads, memory_limit_bytes)
+        try:
+            yield device
+        finally:
+            device.close()
+
+    return factory
+
+
 def _rpc(settings: WorkerSettings, *, memory: bool) -> Factory:
     """A numpy device at the far end of the wire, behind a worker of its own."""
 
@@ -47,6 +60,8 @@ def _rpc(settings: WorkerSettings, *, memory: bool) -> Factory:
 DEVICES: dict[str, Factory] = {
     "numpy": _numpy(1),
     "numpy-2-threads": _numpy(2),
+    "cpu": _cpu(1),
+    "cpu-2-threads": _cpu(2),
     "rpc-memory": _rpc(WorkerSettings(), memory=True),
     "rpc-tcp": _rpc(WorkerSettings(), memory=False),
     "rpc-as-stock-6.0": _rpc(WorkerSettings(version=(6, 0), extensions=False), memory=True),

@@ -64,6 +64,13 @@ Maker maker_of(Op op) {
         case Op::FLASH_ATTN_EXT: return make_attention;
         case Op::MUL_MAT: return make_matmul;
         case Op::MUL_MAT_ID: return make_matmul_id;
+        case Op::ADD_ID: case Op::ADD1: case Op::ACC: case Op::SET: case Op::FILL: case Op::REPEAT: case Op::CONCAT:
+        case Op::PAD: case Op::ARANGE: case Op::DIAG: case Op::TRI: case Op::SOLVE_TRI: case Op::GROUP_NORM:
+            return make_layout;
+        case Op::ARGSORT: case Op::TOP_K:
+            return make_sort;
+        case Op::SSM_CONV: case Op::SSM_SCAN: case Op::GATED_DELTA_NET: case Op::GATED_LINEAR_ATTN:
+            return make_recurrent;
         default: return nullptr;
     }
 }

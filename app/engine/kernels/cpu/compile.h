@@ -97,6 +97,10 @@ private:
 using Maker = void (*)(Compiler &, const Node &);
 Maker maker_of(Op op);  // null: no kernel
 
+// A row id of a tensor of I32 or I64; and a step that fails the run unless all of them are below n_rows.
+int64_t id_at(const Tensor &ids, int64_t i0, int64_t i1, int64_t i2);
+void check_ids(Compiler &, const Tensor &ids, int64_t n_rows, const char *what);
+
 // The makers, by file.
 void make_binary(Compiler &, const Node &);
 void make_elementwise(Compiler &, const Node &);

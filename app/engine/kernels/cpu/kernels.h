@@ -153,6 +153,11 @@ struct Kernels {
                         const float *sink);
     void (*rope_row)(const float *x, float *y, const float *table, int64_t n_dims, int64_t n, int64_t first,
                      bool neighbours, int64_t distance);
+    void (*exp_row)(const float *x, float *y, int64_t n);
+    void (*delta_row)(float *s, int64_t n, const float *decay, bool decay_per_key, const float *k, const float *q,
+                      float v, float beta, float scale, float *out);
+    float (*scan_row)(float *s, int64_t n, const float *decay, bool decay_per_element, const float *b, float input,
+                      const float *c);
     void (*f16_to_f32)(const uint16_t *x, float *y, int64_t n);
     void (*f32_to_f16)(const float *x, uint16_t *y, int64_t n);
 };

@@ -4,9 +4,12 @@
 // elements share a scale) the integer dot product, exactly; then acc = fma(float(dot) * weight_scale, x_scale, acc),
 // and acc = fma(minimum, x_sum, acc) where the format has minimums. Few tokens decode weights as they go; many tokens
 // decode sixteen rows into a panel once.
+#include <type_traits>
+
 #include "formats.h"
-#include "kernels.h"
 #include "isa.h"
+#include "kernels.h"
+#include "quants.h"
 
 namespace tandem::TANDEM_ISA {
 namespace {
@@ -131,7 +134,7 @@ void decode_panel(const uint8_t *group, int64_t k, int64_t first_block, int64_t 
 }
 
 // A panel of n_blocks blocks of 32 times kTokens tokens of a tile; adds to what out holds unless `fresh`.
-template <class K, int kTokens>
+template <class K, int kTokens, int kTile>
 void panel_tile(const Panel &panel, int64_t n_blocks, const Tile &x, float *const *out, bool fresh) {
     constexpr int kScales = 32 / K::kSub;
     for (int part = 0; part < kParts; ++part) {
@@ -153,7 +156,7 @@ void panel_tile(const Panel &panel, int64_t n_blocks, const Tile &x, float *cons
             const vf m1 = K::kMin && kScales == 2 ? load(panel.m + at + 16) : vf{};
             TANDEM_UNROLL
             for (int t = 0; t < kTokens; ++t) {
-                add_block<K, kTileTokens>(acc[t], w, d0, m0, d1, m1, x, b, t);
+                add_block<K, kTile>(acc[t], w, d0, m0, d1, m1, x, b, t);
             }
         }
         TANDEM_UNROLL
@@ -220,44 +223,83 @@ void direct_tokens(const uint8_t *group, const QuantMatmul &m, int64_t tile, Out
 template <class K>
 void panel_tokens(const Panel &panel, int64_t first_block, int64_t n_blocks, const QuantMatmul &m, int64_t tile,
                   Outputs &outputs) {
-    const int64_t first = tile * kTileTokens;
-    const int n = static_cast<int>(m.n_tokens - first < kTileTokens ? m.n_tokens - first : kTileTokens);
+    const int64_t first = tile * m.x.tile;
+    const int n = static_cast<int>(m.n_tokens - first < m.x.tile ? m.n_tokens - first : m.x.tile);
     const bool fresh = first_block == 0;
     float *out[kTileTokens];
     outputs.begin(first, n, out, fresh);
     const Tile x = tile_at(m.x, tile, first_block);
-    if (n <= 4) {
-        panel_tile<K, 4>(panel, n_blocks, x, out, fresh);
+    if (m.x.tile == 1) {
+        panel_tile<K, 1, 1>(panel, n_blocks, x, out, fresh);
+    } else if (n <= 4) {
+        panel_tile<K, 4, kTileTokens>(panel, n_blocks, x, out, fresh);
     } else {
-        panel_tile<K, 8>(panel, n_blocks, x, out, fresh);
+        panel_tile<K, 8, kTileTokens>(panel, n_blocks, x, out, fresh);
     }
     outputs.end(first, n);
 }
 
+// The types without an interleaved form: rows are unpacked into the panel one block after the other.
+struct Unpacked {
+    using Kind = ::tandem::TANDEM_ISA::Kind<128, 0, false, 16>;
+};
+
+void unpack_panel(const QuantMatmul &m, int64_t row, int n_rows, int64_t first, int64_t n, const Panel &panel) {
+    const Traits t = traits(m.type);
+    std::memset(panel.w, 0, 16 * n);
+    std::memset(panel.d, 0, 4 * n);
+    for (int r = 0; r < n_rows; ++r) {
+        const uint8_t *in = m.weights + (row + r) * m.row_stride + first / t.block_elements * t.block_bytes;
+        for (int64_t at = 0; at < n; at += t.block_elements, in += t.block_bytes) {
+            Block block;
+            decode_block(m.type, in, block);
+            for (int e = 0; e < t.block_elements; ++e) {
+                const int64_t k = at + e;
+                panel.w[k / 4 * 64 + 4 * r + k % 4] = static_cast<uint8_t>(block.q[e]) ^ (kSignedNeedsInit ? 0x80 : 0);
+            }
+            for (int b = 0; b < t.block_elements / 16; ++b) {
+                panel.d[(at / 16 + b) * 16 + r] = block.d[b];
+            }
+        }
+    }
+}
+
+struct Span {
+    int64_t group_begin, group_end, tile_begin, tile_end;
+};
+
 template <class F>
-void run(const QuantMatmul &m, int64_t group_begin, int64_t group_end, int64_t tile_begin, int64_t tile_end,
-         char *scratch) {
+void run(const QuantMatmul &m, const Span &span, char *scratch) {
     auto *group_scratch = reinterpret_cast<uint8_t *>(scratch);
     const int64_t group_size = (16 * row_bytes(m.type, m.k) + 63) / 64 * 64;
     Panel panel;
     panel.w = group_scratch + group_size;
     panel.d = reinterpret_cast<float *>(panel.w + 16 * kPanelElements);
     panel.m = panel.d + kPanelElements;  // sixteen scales per half block of sixteen
-    for (int64_t g = group_begin; g < group_end; ++g) {
+    for (int64_t g = span.group_begin; g < span.group_end; ++g) {
         const int64_t row = g * 16;
         const int n_rows = static_cast<int>(m.n_rows - row < 16 ? m.n_rows - row : 16);
-        const uint8_t *group = group_bytes(m, row, n_rows, group_scratch);
         Outputs outputs{m, row, n_rows, {}};
-        if (m.x.tile == 1 || (tile_end - tile_begin == 1 && m.n_tokens - tile_begin * kTileTokens <= 4)) {
-            for (int64_t tile = tile_begin; tile < tile_end; ++tile) {
-                direct_tokens<F>(group, m, tile, outputs);
+        const uint8_t *group = nullptr;
+        if constexpr (!std::is_same_v<F, Unpacked>) {
+            group = group_bytes(m, row, n_rows, group_scratch);
+            // A panel pays from about five tokens on.
+            if (m.x.tile == 1 ||
+                (span.tile_end - span.tile_begin == 1 && m.n_tokens - span.tile_begin * kTileTokens <= 4)) {
+                for (int64_t tile = span.tile_begin; tile < span.tile_end; ++tile) {
+                    direct_tokens<F>(group, m, tile, outputs);
+                }
+                continue;
             }
-            continue;
         }
         for (int64_t at = 0; at < m.k; at += kPanelElements) {
             const int64_t n = m.k - at < kPanelElements ? m.k - at : kPanelElements;
-            decode_panel<F>(group, m.k, at / F::kElements, n / F::kElements, panel);
-            for (int64_t tile = tile_begin; tile < tile_end; ++tile) {
+            if constexpr (std::is_same_v<F, Unpacked>) {
+                unpack_panel(m, row, n_rows, at, n, panel);
+            } else {
+                decode_panel<F>(group, m.k, at / F::kElements, n / F::kElements, panel);
+            }
+            for (int64_t tile = span.tile_begin; tile < span.tile_end; ++tile) {
                 panel_tokens<typename F::Kind>(panel, at / 32, n / 32, m, tile, outputs);
             }
         }
@@ -268,21 +310,22 @@ void run(const QuantMatmul &m, int64_t group_begin, int64_t group_end, int64_t t
 
 void matmul_quant(const QuantMatmul &m, int64_t group_begin, int64_t group_end, int64_t tile_begin, int64_t tile_end,
                   char *scratch) {
+    const Span span{group_begin, group_end, tile_begin, tile_end};
     switch (m.type) {
-        case Type::Q4_0: return run<Q4_0>(m, group_begin, group_end, tile_begin, tile_end, scratch);
-        case Type::Q4_1: return run<Q4_1>(m, group_begin, group_end, tile_begin, tile_end, scratch);
-        case Type::Q5_0: return run<Q5_0>(m, group_begin, group_end, tile_begin, tile_end, scratch);
-        case Type::Q5_1: return run<Q5_1>(m, group_begin, group_end, tile_begin, tile_end, scratch);
-        case Type::Q8_0: return run<Q8_0>(m, group_begin, group_end, tile_begin, tile_end, scratch);
-        case Type::Q2_K: return run<Q2_K>(m, group_begin, group_end, tile_begin, tile_end, scratch);
-        case Type::Q3_K: return run<Q3_K>(m, group_begin, group_end, tile_begin, tile_end, scratch);
-        case Type::Q4_K: return run<Q4_K>(m, group_begin, group_end, tile_begin, tile_end, scratch);
-        case Type::Q5_K: return run<Q5_K>(m, group_begin, group_end, tile_begin, tile_end, scratch);
-        case Type::Q6_K: return run<Q6_K>(m, group_begin, group_end, tile_begin, tile_end, scratch);
-        case Type::IQ4_NL: return run<IQ4_NL>(m, group_begin, group_end, tile_begin, tile_end, scratch);
-        case Type::IQ4_XS: return run<IQ4_XS>(m, group_begin, group_end, tile_begin, tile_end, scratch);
-        case Type::MXFP4: return run<MXFP4>(m, group_begin, group_end, tile_begin, tile_end, scratch);
-        default: return;
+        case Type::Q4_0: return run<Q4_0>(m, span, scratch);
+        case Type::Q4_1: return run<Q4_1>(m, span, scratch);
+        case Type::Q5_0: return run<Q5_0>(m, span, scratch);
+        case Type::Q5_1: return run<Q5_1>(m, span, scratch);
+        case Type::Q8_0: return run<Q8_0>(m, span, scratch);
+        case Type::Q2_K: return run<Q2_K>(m, span, scratch);
+        case Type::Q3_K: return run<Q3_K>(m, span, scratch);
+        case Type::Q4_K: return run<Q4_K>(m, span, scratch);
+        case Type::Q5_K: return run<Q5_K>(m, span, scratch);
+        case Type::Q6_K: return run<Q6_K>(m, span, scratch);
+        case Type::IQ4_NL: return run<IQ4_NL>(m, span, scratch);
+        case Type::IQ4_XS: return run<IQ4_XS>(m, span, scratch);
+        case Type::MXFP4: return run<MXFP4>(m, span, scratch);
+        default: return run<Unpacked>(m, span, scratch);
     }
 }
 

@@ -65,6 +65,7 @@ void load_codebook(int32_t which, nb::bytes entries) {
 
 NB_MODULE(_cpu, m) {
     using namespace tandem;
+    nb::set_leak_warnings(false);  // an engine that a traceback holds to the end is no leak
     nb::exception<Unsupported>(m, "Unsupported", PyExc_ValueError);
     m.attr("TENSOR_BYTES") = sizeof(Tensor);
     m.def("variants", &variants, "Names of the kernels this machine can run, the fastest first.");

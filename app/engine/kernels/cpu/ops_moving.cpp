@@ -10,18 +10,6 @@ namespace {
 
 int64_t floats_bytes(int64_t n) { return (n + 15) / 16 * 64; }
 
-int64_t id_at(const Tensor &ids, int64_t i0, int64_t i1, int64_t i2) {
-    const char *p = ids.data + i0 * ids.nb[0] + i1 * ids.nb[1] + i2 * ids.nb[2];
-    if (ids.type == Type::I64) {
-        int64_t value;
-        std::memcpy(&value, p, 8);
-        return value;
-    }
-    int32_t value;
-    std::memcpy(&value, p, 4);
-    return value;
-}
-
 // Rows of the same shape on both sides, converted where types differ.
 void copy_rows(Compiler &c, const Tensor &from, const Tensor &to) {
     const bool bytewise = from.type == to.type && from.packed_rows() && to.packed_rows();
@@ -97,6 +85,20 @@ bool fold_like(Tensor &t, const Tensor &like) {
     return true;
 }
 
+}  // namespace
+
+int64_t id_at(const Tensor &ids, int64_t i0, int64_t i1, int64_t i2) {
+    const char *p = ids.data + i0 * ids.nb[0] + i1 * ids.nb[1] + i2 * ids.nb[2];
+    if (ids.type == Type::I64) {
+        int64_t value;
+        std::memcpy(&value, p, 8);
+        return value;
+    }
+    int32_t value;
+    std::memcpy(&value, p, 4);
+    return value;
+}
+
 // Adds the check that every id is a row of the table; a wrong one fails the run before anything is written.
 void check_ids(Compiler &c, const Tensor &ids, int64_t n_rows, const char *what) {
     c.add(rows_step(1, 1, 0, [=](Context &context, int64_t, int64_t, char *) {
@@ -114,8 +116,6 @@ void check_ids(Compiler &c, const Tensor &ids, int64_t n_rows, const char *what)
         }
     }));
 }
-
-}  // namespace
 
 void make_copy(Compiler &c, const Node &node) {
     Tensor from = node.a(), to = *node.out;

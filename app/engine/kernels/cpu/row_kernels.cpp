@@ -215,7 +215,8 @@ void softmax_row(const float *x, const float *mask, float *y, int64_t n, float s
     for (int64_t i = 0; i < n; i += kWide) {
         Wide z = wide_load(x + i, n - i) * wide(scale);
         if (mask) {
-            z = fma(wide(slope), wide_load(mask + i, n - i), z);
+            const Wide m = wide_load(mask + i, n - i);
+            z = select(m == low, low, fma(wide(slope), m, z));  // what is hidden may be NaN
         }
         wide_store(y + i, z, n - i);
         if (n - i < kWide) {

@@ -27,6 +27,9 @@ const Kernels kernels = {
     l2_norm_row,
     softmax_row,
     rope_row,
+    exp_row,
+    delta_row,
+    scan_row,
     f16_to_f32,
     f32_to_f16,
 };
