@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import socket
 import time
-from collections.abc import Callable
 
 from app.errors import RemoteProtocolError
 from app.rpc.messages import Request
@@ -45,7 +44,7 @@ class ClientSocket:
         """The next request; its views are valid until the next call. Raises RemoteProtocolError, EOFError, OSError."""
         parser = self._parser
         while (request := parser.next_request()) is None:
-            self._receive(parser.space(), parser.received)
+            parser.received(self._receive(parser.space()))
         return request
 
     def receive_payload(self, target: memoryview) -> None:
@@ -57,9 +56,9 @@ class ClientSocket:
                 target[: len(taken)] = taken
                 target = target[len(taken) :]
                 continue
-            before = parser.payload_left
-            self._receive(target, parser.passed)
-            target = target[before - parser.payload_left :]
+            n = self._receive(target, socket.MSG_WAITALL)
+            parser.passed(n)
+            target = target[n:]
 
     def send(self, *buffers: bytes | memoryview) -> None:
         """A whole answer, however slowly it is taken; views are of bytes. Raises RemoteProtocolError, OSError."""
@@ -115,14 +114,15 @@ class ClientSocket:
     def close(self) -> None:
         self._sock.close()
 
-    def _receive(self, space: memoryview, done: Callable[[int], None]) -> None:
+    def _receive(self, space: memoryview, flags: int = 0) -> int:
+        """Receive something; with MSG_WAITALL all of `space`, unless a tick passes in the middle."""
         try:
-            n = self._sock.recv_into(space)
+            n = self._sock.recv_into(space, 0, flags)
         except BlockingIOError:
             n = self._wait(space)
         if n == 0:
             raise EOFError("end of stream")
-        done(n)
+        return n
 
     def _wait(self, space: memoryview) -> int:
         """The slow path of receiving: a tick has passed in silence."""

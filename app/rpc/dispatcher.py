@@ -325,11 +325,14 @@ class Dispatcher:
         except (OSError, ProtocolError, EOFError) as error:
             self._lose(_cause(error))
 
-    def _receive(self, space: memoryview) -> int:
-        """Receive something. Raises EOFError, OSError."""
+    def _receive(self, space: memoryview, flags: int = 0) -> int:
+        """Receive something; with MSG_WAITALL all of `space`, unless a tick passes in the middle.
+
+        Raises EOFError, OSError.
+        """
         while True:
             try:
-                n = self._sock.recv_into(space)
+                n = self._sock.recv_into(space, 0, flags)
             except BlockingIOError:  # one tick without a byte
                 self._check_deadlines()
                 continue
@@ -387,7 +390,7 @@ class Dispatcher:
                 target[at : at + len(part)] = part
                 at += len(part)
             else:
-                n = self._receive(target[at:size])
+                n = self._receive(target[at:size], socket.MSG_WAITALL)
                 parser.passed(n)
                 at += n
         return target

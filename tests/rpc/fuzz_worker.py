@@ -46,7 +46,8 @@ class Script:
         self._piece_bytes = piece_bytes
         self.answered_bytes = 0
 
-    def recv_into(self, space: memoryview) -> int:
+    def recv_into(self, space: memoryview, n_bytes: int = 0, flags: int = 0) -> int:
+        del n_bytes, flags
         n = min(len(space), len(self._data), self._piece_bytes)
         space[:n] = self._data[:n]
         self._data = self._data[n:]
