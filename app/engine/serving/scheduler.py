@@ -210,12 +210,13 @@ class Scheduler:
         is_caching = config.cache_prompts and request.cache_prompt
         cuts: tuple[int, ...] = ()
         if is_caching and config.n_snapshots:
-            starts, interval, spacing = (
+            cuts = snapshot_cuts(
+                n_prompt,
                 request.message_starts,
-                config.snapshot_interval_tokens,
-                config.snapshot_spacing_tokens,
+                interval_tokens=config.snapshot_interval_tokens,
+                spacing_tokens=config.snapshot_spacing_tokens,
+                n_most=config.n_snapshots,
             )
-            cuts = snapshot_cuts(n_prompt, starts, interval_tokens=interval, spacing_tokens=spacing)
         self._n_arrivals += 1
         return Sequence(
             request=request,

@@ -165,19 +165,20 @@ def shared_prefix(a: list[int], b: list[int]) -> int:
 
 
 def snapshot_cuts(
-    n_prompt: int, message_starts: tuple[int, ...], *, interval_tokens: int, spacing_tokens: int
+    n_prompt: int, message_starts: tuple[int, ...], *, interval_tokens: int, spacing_tokens: int, n_most: int
 ) -> tuple[int, ...]:
     """Where a prompt is cut so that the recurrent state can be kept: ascending positions in 1 .. n_prompt-1.
 
-    The prompt's end minus one (the same prompt again needs one row), the starts of messages (the last ones first, at
-    least `spacing_tokens` apart), and every `interval_tokens`.
+    The prompt's end minus one (the same prompt again needs one row), the start of the answer, and every
+    `interval_tokens`. Starts of other messages that save at least `spacing_tokens` over the one before, so also the end
+    of a long system prompt, which other conversations share; of many the last `n_most`: that is what can be kept.
     """
     if n_prompt < 2:
         return ()
-    cuts = {n_prompt - 1, *range(interval_tokens, n_prompt, interval_tokens)}
-    lowest = n_prompt
-    for start in sorted(set(message_starts), reverse=True):
-        if 0 < start < n_prompt and (lowest == n_prompt or lowest - start >= spacing_tokens):
-            cuts.add(start)
-            lowest = start
+    starts = sorted({start for start in message_starts if 0 < start < n_prompt})
+    kept = [0]
+    for start in starts:
+        if start - kept[-1] >= spacing_tokens:
+            kept.append(start)
+    cuts = {n_prompt - 1, *range(interval_tokens, n_prompt, interval_tokens), *starts[-1:], *kept[1:][-n_most:]}
     return tuple(sorted(cuts))

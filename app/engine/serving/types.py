@@ -33,8 +33,8 @@ class SchedulerConfig:
     ubatch that may need logits (0: as many as rows).
     `equal_lengths`: every sequence of a ubatch has the same number of rows, so decode and prompts never mix.
     `recurrent`: the model keeps per-slot state that cannot rewind. A snapshot of it takes `snapshot_bytes`; as many as
-    fit into `snapshot_budget_bytes` are kept, at message starts at least `snapshot_spacing_tokens` apart, at the
-    prompt's end minus one, every `snapshot_interval_tokens`, and where an answer ended.
+    fit into `snapshot_budget_bytes` are kept: where an answer starts and where it ended, at the prompt's end minus one,
+    every `snapshot_interval_tokens`, and at starts of other messages at least `snapshot_spacing_tokens` apart.
     `hold_tokens`: a waiting request is held back while a running one is about to compute at least this many more tokens
     of its prompt than the cache already has.
     """

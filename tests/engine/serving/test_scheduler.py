@@ -436,9 +436,14 @@ def test_shared_prefix() -> None:
 
 def test_snapshot_cuts() -> None:
     def cuts(n: int, *starts: int) -> tuple[int, ...]:
-        return snapshot_cuts(n, starts, interval_tokens=100, spacing_tokens=30)
+        return snapshot_cuts(n, starts, interval_tokens=100, spacing_tokens=30, n_most=3)
 
     assert cuts(1) == ()
     assert cuts(2) == (1,)
     assert cuts(250) == (100, 200, 249)
-    assert cuts(90, 0, 10, 50, 70, 85, 95) == (10, 50, 85, 89)
+    assert cuts(90, 0, 10, 50, 70, 85, 95) == (50, 85, 89)  # a long first message, and the answer's start
+    assert cuts(99, 31, 62, 63, 80, 97) == (31, 62, 97, 98)
+    assert cuts(99, 10, 20) == (20, 98)
+    assert cuts(99, 98) == (98,)
+    many = tuple(range(50, 900, 50))
+    assert snapshot_cuts(900, many, interval_tokens=900, spacing_tokens=30, n_most=2) == (800, 850, 899)
