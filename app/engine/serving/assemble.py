@@ -28,24 +28,22 @@ def assemble(plan: Iterable[tuple[Sequence, int]], generation: int, scratch_cell
     """Lay out the rows of a plan. `generation` is the block pool's, after every block of the plan was reserved."""
     rows = Rows()
     for sequence, n_rows in plan:
-        start, end = sequence.n_scheduled, sequence.n_scheduled + n_rows
-        blocks = sequence.indices(generation)
+        start, end, slot = sequence.n_scheduled, sequence.n_scheduled + n_rows, sequence.slot
+        blocks, is_decode = sequence.indices(generation), sequence.is_decoding
+        first_row = len(rows.tokens)
+        rows.sequences.append(UbatchSequence(sequence.id, slot, first_row, n_rows, start, blocks, is_decode))
+        if is_decode and start >= sequence.n_kv:  # nearly every sequence of nearly every ubatch
+            rows.outputs.append(Output(first_row, sequence.id, OutputKind.SAMPLE, end))
+            rows.tokens.append(sequence.tokens[start])
+            rows.positions.append(start)
+            rows.cells.append(sequence.blocks[-1].first_cell + start % BLOCK_CELLS)
+            rows.slots.append(slot)
+            continue
         _add_outputs(rows, sequence, start, end)
-        rows.sequences.append(
-            UbatchSequence(
-                request_id=sequence.id,
-                slot=sequence.slot,
-                first_row=len(rows.tokens),
-                n_rows=n_rows,
-                first_position=start,
-                blocks=blocks,
-                is_decode=sequence.is_decoding,
-            )
-        )
         rows.tokens.extend(sequence.tokens[start:end])
         rows.positions.extend(range(start, end))
         rows.cells.extend(_cells(blocks, start, end, sequence.n_kv, scratch_cell))
-        rows.slots.extend([sequence.slot] * n_rows)
+        rows.slots.extend([slot] * n_rows)
     return rows
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from app.engine.serving.fair import share_rows
 from app.engine.serving.roster import Roster, arrival
 from app.engine.serving.sequence import Phase, Sequence, shared_prefix
-from app.engine.serving.types import Budget, SchedulerConfig
+from app.engine.serving.types import Budget, SchedulerConfig, blocks_for
 
 
 @dataclass(slots=True)
@@ -78,7 +78,9 @@ class Planner:
             if n_rows <= 0 or plan.n_left <= 0 or plan.n_outputs_left <= 0:
                 return
             if sequence.phase is Phase.RUNNING and self._reserve(sequence, 1, plan):
-                plan.put(sequence, 1)
+                plan.rows[sequence] = 1
+                plan.n_left -= 1
+                plan.n_outputs_left -= 1
                 n_rows -= 1
 
     def _add_prompts(self, plan: Plan, n_rows: int) -> None:
@@ -160,10 +162,12 @@ class Planner:
 
     def _reserve(self, sequence: Sequence, n_rows: int, plan: Plan) -> bool:
         """Blocks for the next rows; younger requests make room if they must. False: it has to wait itself."""
+        n_tokens = sequence.n_scheduled + n_rows
+        if blocks_for(n_tokens) <= len(sequence.blocks):
+            return True
         while True:
             youngest = self.roster.running[-1]
             can_preempt = youngest.arrival > sequence.arrival
-            n_tokens = sequence.n_scheduled + n_rows
             if self.roster.cache.reserve(sequence, n_tokens, last_resort=not can_preempt):
                 return True
             if not can_preempt:
