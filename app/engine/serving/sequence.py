@@ -82,7 +82,8 @@ class Sequence:
     @property
     def is_decoding(self) -> bool:
         """The one row left is that of a token it drew itself."""
-        return self.n_left == 1 and self.n_new > 0
+        n_known = len(self.tokens)
+        return n_known - self.n_scheduled == 1 and n_known > self.n_prompt and not self.is_sampling
 
     @property
     def wants_sample(self) -> bool:
@@ -153,6 +154,8 @@ class Sequence:
 def shared_prefix(a: list[int], b: list[int]) -> int:
     """How many leading tokens two sequences have in common. Slices are compared in C, so this bisects."""
     low, high = 0, min(len(a), len(b))
+    if a[:64] != b[:64]:  # most pairs; spares copying two long prompts
+        high = min(high, 64)
     if a[:high] == b[:high]:
         return high
     while high - low > 1:
