@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
 
 from app.engine.device import Device, DeviceCaps, DeviceMemory, Handle, Payload, WeightHint
 from app.engine.ggml import MAX_SRC, TRAITS, Op
@@ -22,7 +21,6 @@ from app.rpc.messages import (
     AllocBuffer,
     BufferClear,
     BufferGetBase,
-    CopyTensor,
     FreeBuffer,
     GetAlignment,
     GetAllocSize,
@@ -34,21 +32,16 @@ from app.rpc.messages import (
     GraphStore,
     InitTensor,
     MemsetTensor,
-    Request,
-    SetTensorHash,
     Value,
 )
-from app.rpc.outbox import SKIP, Answer, Entry, LaneState, settle
+from app.rpc.outbox import Answer, settle
 from app.rpc.protocol import encode
+from app.rpc.sender import Sender
 from app.rpc.transfers import (
     CHUNK_BYTES,
     CHUNK_BYTES_6_0,
-    MAX_WAITING_BYTES,
     SMALL_BYTES,
-    SmallWrites,
     chunks,
-    get_frame,
-    set_frame,
 )
 from app.rpc.wire import RpcTensor, region
 
@@ -107,12 +100,10 @@ class RpcDevice(Device):
         self.link = link
         self._version = link.peer.version
         self._offers_above_bytes = offers_above_bytes
-        self._lane = LaneState()
-        self._small = SmallWrites(batched=link.peer.is_tandem)
+        self._sender = Sender(link)
         self._alloc_sizes: dict[object, int] = {}
         self._padded: set[tuple[int, int]] = set()
-        #: None until the first COPY_TENSOR was answered: some backends refuse to copy within themselves.
-        self._copies: bool | None = True if link.peer.is_tandem else None
+        self._buffers: set[RpcBuffer] = set()
         self._frames = _Frames(encode(GetAlignment(index), self._version), encode(GraphRecompute(index), self._version))
         self._closed = False
 
@@ -132,18 +123,21 @@ class RpcDevice(Device):
         answer = self.link.call(AllocBuffer(self.index, max(size_bytes, 1)))
         if not answer.remote_ptr or answer.size_bytes < size_bytes:
             if answer.remote_ptr:
-                self._tell(FreeBuffer(answer.remote_ptr))
+                self._sender.tell(FreeBuffer(answer.remote_ptr))
             raise OutOfDeviceMemory(self.name, size_bytes, self.memory().free_bytes)
         base: Value = self.link.call(BufferGetBase(answer.remote_ptr))
-        return RpcBuffer(self.name, size_bytes, self.link, Address(answer.remote_ptr, base.value))
+        buffer = RpcBuffer(self.name, size_bytes, self.link, Address(answer.remote_ptr, base.value))
+        self._buffers.add(buffer)
+        return buffer
 
     def free(self, buffer: Buffer) -> None:
         mine = self._mine(buffer, 0, 0)
         mine.live = False
         with self.link.lock:
+            self._buffers.discard(mine)
             self.link.stored.clear()
             self._padded = {key for key in self._padded if key[0] != mine.address.remote_ptr}
-            self._tell(FreeBuffer(mine.address.remote_ptr))
+            self._sender.tell(FreeBuffer(mine.address.remote_ptr))
 
     def alloc_bytes(self, tensor: PlacedTensor, sources: tuple[PlacedTensor, ...]) -> int:
         """Asked once per output and sources: scratch of attention grows with its keys, not with its result."""
@@ -175,7 +169,7 @@ class RpcDevice(Device):
         if isinstance(payload, Future):
             if size_bytes is None:
                 raise DeviceError("a write with a future as payload must say how many bytes it will be")
-            return self._write_later(self._mine(buffer, offset, size_bytes), offset, payload, size_bytes)
+            return self._sender.write_later(self._mine(buffer, offset, size_bytes), offset, payload, size_bytes)
         view = memoryview(payload).cast("B")
         size = len(view)
         if size_bytes is not None and size_bytes != size:
@@ -184,25 +178,13 @@ class RpcDevice(Device):
         if size == 0:
             return _DONE
         if size <= SMALL_BYTES and hint is None:
-            with self.link.lock:
-                self._small.add(mine, offset, view)
-                if len(self._small) > MAX_WAITING_BYTES:
-                    self._flush()
+            self._sender.write_small(mine, offset, view)
             return _DONE
         worth_offering = self._offers_above_bytes is not None and size > self._offers_above_bytes
         if hint is not None and hint.content_hash is not None and worth_offering:
-            return self._offer(mine, offset, view, hint.content_hash())
-        sent: Future[None] = Future()
+            return self._sender.offer(mine, offset, view, hint.content_hash())
         weight = hint is not None
-        with self.link.lock:
-            self._flush()
-            for start, n in chunks(size, self._chunk_bytes(weight)):
-                last = sent if start + n == size else None
-                frame = set_frame(mine, offset + start, n, cache=int(weight))
-                self.link.dispatcher.submit(
-                    Entry("SET_TENSOR", frame, view[start : start + n], n, sent=last, lane=self._lane)
-                )
-        return sent
+        return self._sender.write(mine, offset, view, self._chunk_bytes(weight), cache=int(weight))
 
     def read(self, buffer: Buffer, offset: int, size_bytes: int, into: memoryview | None = None) -> Future[memoryview]:
         mine = self._mine(buffer, offset, size_bytes)
@@ -211,12 +193,12 @@ class RpcDevice(Device):
                 raise DeviceError(f"{size_bytes} bytes of {self.name} do not go into memory of {into.nbytes}")
             into = into.cast("B")
         if size_bytes <= CHUNK_BYTES:
-            return self._read_once(mine, offset, size_bytes, into)
+            return self._sender.read(mine, offset, size_bytes, into)
         target = memoryview(bytearray(size_bytes)) if into is None else into
         whole: Future[memoryview] = Future()
         with self.link.lock:
             parts = [
-                self._read_once(mine, offset + start, n, target[start : start + n])
+                self._sender.read(mine, offset + start, n, target[start : start + n])
                 for start, n in chunks(size_bytes, CHUNK_BYTES)
             ]
         parts[-1].add_done_callback(lambda last: settle(whole, target, error=last.exception()))
@@ -227,9 +209,8 @@ class RpcDevice(Device):
         if from_ is to and abs(source_offset - target_offset) < size_bytes:
             raise DeviceError(f"a copy of {size_bytes} bytes within one buffer of {self.name} overlaps itself")
         with self.link.lock:
-            self._flush()
             for start, n in chunks(size_bytes, CHUNK_BYTES):
-                self._copy_once(from_, source_offset + start, to, target_offset + start, n)
+                self._sender.copy(from_, source_offset + start, to, target_offset + start, n)
 
     def fill(self, buffer: Buffer, offset: int, size_bytes: int, value: int) -> None:
         mine = self._mine(buffer, offset, size_bytes)
@@ -237,13 +218,12 @@ class RpcDevice(Device):
             raise DeviceError(f"device {self.name} cannot fill memory with {value}, which is not a byte")
         place = mine.address
         with self.link.lock:
-            self._flush()
             if offset == 0 and size_bytes == mine.size_bytes:
-                self._tell(BufferClear(place.remote_ptr, value))
+                self._sender.tell(BufferClear(place.remote_ptr, value))
                 return
             for start, n in chunks(size_bytes, CHUNK_BYTES):
                 tensor = region(place.remote_ptr, place.base + offset + start, n)
-                self._tell(MemsetTensor(tensor, 0, n, value))
+                self._sender.tell(MemsetTensor(tensor, 0, n, value))
 
     # -- programs -------------------------------------------------------------------------------------------------
 
@@ -262,9 +242,7 @@ class RpcDevice(Device):
             return RpcHandle(self, program.name, head + graph, None, buffers)
         graph_id = self.link.new_graph_id()
         request = GraphStore(self.index, graph_id, memoryview(graph))
-        with self.link.lock:
-            self._flush()
-            answer: Future[memoryview] = self.link.dispatcher.ask(request, tail=request.graph)
+        answer: Future[memoryview] = self._sender.ask(request, request.graph)
         if reason := bytes(answer.result()).decode(errors="replace"):
             raise UnsupportedOp(self.name, program.name, reason)
         frame = encode(GraphRun(self.index, graph_id), self._version)
@@ -274,29 +252,31 @@ class RpcDevice(Device):
         mine = self._my_handle(handle)
         with self.link.lock:
             if (flaw := mine.flaw) is not None:
-                self._fail_in_lane(DeviceError(f"device {self.name} cannot run {mine.program_name}: {flaw}"))
+                error = DeviceError(f"device {self.name} cannot run {mine.program_name}: {flaw}")
+                self._sender.fail("GRAPH_COMPUTE", error)
             elif mine.graph_id is not None:
-                self._submit("GRAPH_RUN", mine.frame)
+                self._sender.submit("GRAPH_RUN", mine.frame)
             elif self.link.stored.get(self.index) is mine:
-                self._submit("GRAPH_RECOMPUTE", self._frames.recompute)
+                self._sender.submit("GRAPH_RECOMPUTE", self._frames.recompute)
             else:
                 self.link.stored[self.index] = mine
-                self._submit("GRAPH_COMPUTE", mine.frame)
+                self._sender.submit("GRAPH_COMPUTE", mine.frame)
 
     def release(self, handle: Handle) -> None:
         mine = self._my_handle(handle)
         with self.link.lock:
             mine.released = True
             if mine.graph_id is not None:
-                self._tell(GraphDrop(self.index, mine.graph_id))
+                self._sender.tell(GraphDrop(self.index, mine.graph_id))
             elif self.link.stored.get(self.index) is mine:
                 del self.link.stored[self.index]
 
     def record(self) -> Future[None]:
+        self._check()
         future: Future[None] = Future()
         answer = Answer("GET_ALIGNMENT", 8, 8, future, decode=_nothing)
         with self.link.lock:
-            self._submit("GET_ALIGNMENT", self._frames.record, answer)
+            self._sender.submit("GET_ALIGNMENT", self._frames.record, answer)
         return future
 
     def watch(self, on_lost: Callable[[DeviceLost], None]) -> None:
@@ -308,9 +288,12 @@ class RpcDevice(Device):
                 return
             self._closed = True
         try:
+            for buffer in self._buffers:  # others may stay on this connection
+                buffer.live = False
+                self._sender.tell(FreeBuffer(buffer.address.remote_ptr))
             event = Future[None]()
             answer = Answer("GET_ALIGNMENT", 8, 8, event, decode=_nothing)
-            self.link.dispatcher.submit(Entry("GET_ALIGNMENT", self._frames.record, answer=answer))
+            self._sender.submit("GET_ALIGNMENT", self._frames.record, answer)
             event.result(CLOSE_GRACE_S)
         except (TandemError, TimeoutError):
             pass  # lost, or too busy to say goodbye: hanging up frees everything at the worker
@@ -340,105 +323,8 @@ class RpcDevice(Device):
             raise DeviceError(f"device {self.name} was given a handle that it did not prepare")
         return handle
 
-    def _fail_in_lane(self, error: DeviceError) -> None:
-        """Nothing is sent; the error surfaces at the next read or event, like that of a call that was. Lock held."""
-        failed: Future[Any] = Future()
-        failed.set_exception(error)
-        self._flush()
-        self.link.dispatcher.submit(Entry("GRAPH_COMPUTE", b"", gate=failed, lane=self._lane))
-
     def _chunk_bytes(self, weight: bool) -> int:
         return CHUNK_BYTES if weight or self._version != (6, 0) else CHUNK_BYTES_6_0
-
-    def _tell(self, request: Request) -> None:
-        self._submit(request.command.name, encode(request, self._version))
-
-    def _submit(self, command: str, frame: bytes, answer: Answer | None = None) -> None:
-        """Queue a command behind the small writes that wait, in one frame with them."""
-        with self.link.lock:
-            self._check()
-            riding, riders = self._small.take()
-            entry = Entry(command, frame, answer=answer, lane=self._lane, surfaces=answer is not None)
-            if riders:
-                entry.frame, entry.riders, entry.rider_bytes = riding + frame, riders, len(riding)
-            self.link.dispatcher.submit(entry)
-
-    def _flush(self) -> None:
-        """Queue the small writes that wait. The link's lock is held."""
-        riding, riders = self._small.take()
-        if riders:
-            self.link.dispatcher.submit(Entry("SET_TENSOR", riding, lane=self._lane, riders=riders - 1))
-
-    def _read_once(self, buffer: RpcBuffer, offset: int, size: int, into: memoryview | None) -> Future[memoryview]:
-        future: Future[memoryview] = Future()
-        name = "READ_REGION" if self.link.peer.is_tandem else "GET_TENSOR"
-        with self.link.lock:
-            self._submit(name, get_frame(buffer, offset, size), Answer(name, size, size, future, into))
-        return future
-
-    def _write_later(self, buffer: RpcBuffer, offset: int, payload: Future[Any], size: int) -> Future[None]:
-        """A write whose bytes are still on their way; its place in the queue is taken now."""
-        sent: Future[None] = Future()
-        with self.link.lock:
-            self._flush()
-            frame = set_frame(buffer, offset, size)
-            entry = Entry("SET_TENSOR", frame, payload_bytes=size, gate=payload, sent=sent, lane=self._lane)
-            self.link.dispatcher.submit(entry)
-        return sent
-
-    def _offer(self, buffer: RpcBuffer, offset: int, view: memoryview, content_hash: int) -> Future[None]:
-        """Ask the worker whether it has these bytes; they travel, in the place taken now, only if it has not."""
-        gate: Future[Any] = Future()
-        sent: Future[None] = Future()
-        size = len(view)
-        tensor = region(buffer.address.remote_ptr, buffer.address.base + offset, size)
-
-        def answered(asked: Future[Value]) -> None:
-            error = asked.exception()
-            settle(gate, None if error else SKIP if asked.result().value else view, error=error)
-
-        with self.link.lock:
-            self._flush()
-            asked = self.link.dispatcher.ask(SetTensorHash(tensor, 0, content_hash))
-            frame = set_frame(buffer, offset, size, cache=1)
-            entry = Entry("SET_TENSOR", frame, payload_bytes=size, gate=gate, sent=sent, lane=self._lane)
-            self.link.dispatcher.submit(entry)
-        asked.add_done_callback(answered)
-        return sent
-
-    def _copy_once(self, source: RpcBuffer, source_offset: int, target: RpcBuffer, target_offset: int, n: int) -> None:
-        """One COPY_TENSOR; until the worker has proved that it can, a read and a write stand behind it as fallback."""
-        refused: Future[Any] = Future()
-        if self._copies is not False:
-            asked = self.link.dispatcher.ask(
-                CopyTensor(
-                    region(source.address.remote_ptr, source.address.base + source_offset, n),
-                    region(target.address.remote_ptr, target.address.base + target_offset, n),
-                )
-            )
-            if self._copies:
-                return asked.add_done_callback(self._copy_must_have_worked)
-            asked.add_done_callback(lambda done: self._copy_was_tried(done, refused))
-        else:
-            refused.set_result(None)
-        staged: Future[Any] = Future()
-        answer = Answer("GET_TENSOR", n, n, staged)
-        frame = get_frame(source, source_offset, n)
-        self.link.dispatcher.submit(Entry("GET_TENSOR", frame, gate=refused, answer=answer, lane=self._lane))
-        frame = set_frame(target, target_offset, n)
-        gate: Future[Any] = Future()
-        staged.add_done_callback(lambda got: _pass_on(got, gate))
-        self.link.dispatcher.submit(Entry("SET_TENSOR", frame, payload_bytes=n, gate=gate, lane=self._lane))
-
-    def _copy_was_tried(self, asked: Future[Value], refused: Future[Any]) -> None:
-        error = asked.exception()
-        if error is None:
-            self._copies = bool(asked.result().value)
-        settle(refused, SKIP if self._copies else None, error=error)
-
-    def _copy_must_have_worked(self, asked: Future[Value]) -> None:
-        if asked.exception() is None and not asked.result().value and self._lane.error is None:
-            self._lane.error = DeviceLost(self.link.endpoint, "the worker refused a copy", command="COPY_TENSOR")
 
     def _zero_padding(self, program: Program) -> None:
         """Let the worker zero what lies behind quantized leaves with padded rows, once per place."""
@@ -456,14 +342,8 @@ class RpcDevice(Device):
                 record = RpcTensor(
                     *(1, tensor.type, place.remote_ptr, tensor.ne, tensor.nb), data=place.base + tensor.offset
                 )
-                self._tell(InitTensor(record))
+                self._sender.tell(InitTensor(record))
 
 
 def _nothing(body: memoryview) -> None:
     del body
-
-
-def _pass_on(got: Future[Any], gate: Future[Any]) -> None:
-    """Bytes of a fallback read to its write; None means the read was skipped, and so is the write."""
-    error = got.exception()
-    settle(gate, None if error else SKIP if got.result() is None else got.result(), error=error)

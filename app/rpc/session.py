@@ -26,7 +26,7 @@ from app.rpc.protocol import RequestParser, encode_answer
 from app.rpc.station import Station
 from app.rpc.transfers import BATCH_ITEM
 from app.rpc.weight_cache import CacheWriter
-from app.rpc.wire import ANSWER_HEADER, FIRST_EXTENSION, TANDEM_PAD, Command, RpcTensor
+from app.rpc.wire import ANSWER_HEADER, FIRST_EXTENSION, TANDEM_PAD, U64_MAX, Command, RpcTensor
 
 if TYPE_CHECKING:
     from app.rpc.worker import Worker
@@ -135,7 +135,10 @@ class Session:
     def _get_alloc_size(self, request: m.GetAllocSize) -> None:
         device = self._holdings.station(request.device).device
         sources = tuple(_unplaced(source) for source in request.sources if source.id)
-        self._answer(request.command, m.Value(device.alloc_bytes(_unplaced(request.tensor), sources)))
+        size = device.alloc_bytes(_unplaced(request.tensor), sources)
+        if size > U64_MAX:
+            raise RemoteProtocolError(f"a tensor of {size} bytes is larger than any memory")
+        self._answer(request.command, m.Value(size))
 
     # -- buffers --------------------------------------------------------------------------------------------------
 

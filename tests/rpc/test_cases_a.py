@@ -181,6 +181,9 @@ BAD_RANGES: dict[str, Bad] = {
     "batch-cut": lambda c, p, base: c.tell(133, struct.pack("<QI", base, 100) + b"x" * 8),
     "batch-nowhere": lambda c, p, base: c.tell(133, struct.pack("<QI", 8, 8) + b"x" * 8),
     "read-outside": lambda c, p, base: c.tell(134, struct.pack("<QQ", base + 60, 8)),
+    "alloc-size-beyond-64-bits": lambda c, p, base: c.tell(
+        13, struct.pack("<I", 0) + tensor(1, ne=(HUGE, HUGE, HUGE, 1), nb=(4, HUGE & ~3, HUGE & ~3, 4)) + bytes(2960)
+    ),
     "run-unknown": lambda c, p, base: c.tell(131, struct.pack("<IQ", 0, 1)),
 }
 

@@ -14,6 +14,7 @@ from app.engine.devices.numpy import NumpyDevice
 from app.errors import ConfigError, DeviceError, DeviceLost, RemoteProtocolError, TandemError, VersionMismatch
 from app.rpc.connect import connect
 from app.rpc.endpoint import Timeouts, parse_endpoint
+from app.rpc.messages import FreeBuffer
 from app.rpc.wire import Command
 from app.rpc.worker import Worker, WorkerSettings
 from tests.rpc.adder import Adder
@@ -125,7 +126,9 @@ def test_the_devices_of_a_stock_worker_share_one_connection() -> None:
         assert [device.name for device in devices] == [f"RPC{i}[{fake.endpoint}]" for i in (4, 5, 6)]
         assert len({device.link for device in devices}) == 1
         assert fake.commands().count("GET_ALIGNMENT") == 3
+        buffer = devices[0].alloc(64)
         devices[0].close()
+        assert FreeBuffer(buffer.address.remote_ptr) in fake.seen
         assert devices[2].memory().total_bytes == 8 << 30
         with pytest.raises(DeviceLost, match="the device was closed"):
             devices[0].memory()

@@ -1,0 +1,177 @@
+"""One device's way onto the wire: bytes and commands in call order, with small writes riding on what follows them."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from typing import Any
+
+from app.errors import DeviceLost
+from app.rpc.link import Link, RpcBuffer
+from app.rpc.messages import CopyTensor, Request, SetTensorHash, Value
+from app.rpc.outbox import SKIP, Answer, Entry, LaneState, settle
+from app.rpc.protocol import encode
+from app.rpc.transfers import MAX_WAITING_BYTES, SmallWrites, chunks, get_frame, set_frame
+from app.rpc.wire import region
+
+
+class Sender:
+    """Thread-safe; whoever needs several calls to be one step holds the link's lock, which may be taken again."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._lane = LaneState()
+        self._small = SmallWrites(batched=link.peer.is_tandem)
+        self._read_command = "READ_REGION" if link.peer.is_tandem else "GET_TENSOR"
+        #: None until the first COPY_TENSOR was answered: some backends refuse to copy within themselves.
+        self._copies: bool | None = True if link.peer.is_tandem else None
+
+    # -- commands ---------------------------------------------------------------------------------------------------
+
+    def submit(self, command: str, frame: bytes, answer: Answer | None = None) -> None:
+        """Queue a command behind the small writes that wait, in one frame with them. Raises DeviceLost.
+
+        With an answer it is a read or an event: it fails with what went wrong in the lane before, if anything did.
+        """
+        with self._link.lock:
+            riding, riders = self._small.take()
+            entry = Entry(command, frame, answer=answer, lane=self._lane, surfaces=answer is not None)
+            if riders:
+                entry.frame, entry.riders, entry.rider_bytes = riding + frame, riders, len(riding)
+            self._link.dispatcher.submit(entry)
+
+    def tell(self, request: Request) -> None:
+        """Queue a command without an answer."""
+        self.submit(request.command.name, encode(request, self._link.peer.version))
+
+    def ask(self, request: Request, tail: memoryview | None = None) -> Future[Any]:
+        """Queue a question about the device rather than about its lane."""
+        with self._link.lock:
+            self.flush()
+            return self._link.dispatcher.ask(request, tail=tail)
+
+    def fail(self, command: str, error: Exception) -> None:
+        """Send nothing; the error surfaces at the next read or event, like that of a command that was sent."""
+        failed: Future[Any] = Future()
+        failed.set_exception(error)
+        with self._link.lock:
+            self.flush()
+            self._link.dispatcher.submit(Entry(command, b"", gate=failed, lane=self._lane))
+
+    def flush(self) -> None:
+        """Queue the small writes that wait."""
+        with self._link.lock:
+            riding, riders = self._small.take()
+            if riders:
+                self._link.dispatcher.submit(Entry("SET_TENSOR", riding, lane=self._lane, riders=riders - 1))
+
+    # -- bytes ------------------------------------------------------------------------------------------------------
+
+    def write_small(self, buffer: RpcBuffer, offset: int, view: memoryview) -> None:
+        """Copy a few bytes; they leave with the next command."""
+        with self._link.lock:
+            self._small.add(buffer, offset, view)
+            if len(self._small) > MAX_WAITING_BYTES:
+                self.flush()
+
+    def write(self, buffer: RpcBuffer, offset: int, view: memoryview, chunk_bytes: int, *, cache: int) -> Future[None]:
+        """Send bytes as views of their source, in chunks; the future resolves when all have left."""
+        sent: Future[None] = Future()
+        with self._link.lock:
+            self.flush()
+            for start, n in chunks(len(view), chunk_bytes):
+                frame = set_frame(buffer, offset + start, n, cache=cache)
+                last = sent if start + n == len(view) else None
+                chunk = view[start : start + n]
+                self._link.dispatcher.submit(Entry("SET_TENSOR", frame, chunk, n, sent=last, lane=self._lane))
+        return sent
+
+    def write_later(
+        self, buffer: RpcBuffer, offset: int, payload: Future[Any], size: int, cache: int = 0
+    ) -> Future[None]:
+        """A write whose bytes are still on their way, or are not needed (SKIP); its place in the queue is taken now."""
+        sent: Future[None] = Future()
+        frame = set_frame(buffer, offset, size, cache=cache)
+        with self._link.lock:
+            self.flush()
+            entry = Entry("SET_TENSOR", frame, payload_bytes=size, gate=payload, sent=sent, lane=self._lane)
+            self._link.dispatcher.submit(entry)
+        return sent
+
+    def offer(self, buffer: RpcBuffer, offset: int, view: memoryview, content_hash: int) -> Future[None]:
+        """Ask the worker whether it has these bytes; they travel, in the place taken now, only if it has not."""
+        gate: Future[Any] = Future()
+        tensor = region(buffer.address.remote_ptr, buffer.address.base + offset, len(view))
+
+        def answered(asked: Future[Value]) -> None:
+            error = asked.exception()
+            settle(gate, None if error else SKIP if asked.result().value else view, error=error)
+
+        with self._link.lock:
+            asked = self.ask(SetTensorHash(tensor, 0, content_hash))
+            sent = self.write_later(buffer, offset, gate, len(view), cache=1)
+        asked.add_done_callback(answered)
+        return sent
+
+    def read(self, buffer: RpcBuffer, offset: int, size: int, into: memoryview | None) -> Future[memoryview]:
+        future: Future[memoryview] = Future()
+        answer = Answer(self._read_command, size, size, future, into)
+        self.submit(self._read_command, get_frame(buffer, offset, size), answer)
+        return future
+
+    # -- copies -----------------------------------------------------------------------------------------------------
+
+    def copy(self, source: RpcBuffer, source_offset: int, target: RpcBuffer, target_offset: int, n: int) -> None:
+        """One COPY_TENSOR; until the worker has proved that it can, a read and a write stand behind it as fallback."""
+        with self._link.lock:
+            if self._copies is False:
+                tried: Future[Any] = Future()
+                tried.set_result(None)
+                self._copy_by_hand(source, source_offset, target, target_offset, n, tried)
+                return
+            asked = self.ask(
+                CopyTensor(
+                    region(source.address.remote_ptr, source.address.base + source_offset, n),
+                    region(target.address.remote_ptr, target.address.base + target_offset, n),
+                )
+            )
+            if self._copies:
+                asked.add_done_callback(self._must_have_worked)
+                return
+            tried = Future()
+            self._copy_by_hand(source, source_offset, target, target_offset, n, tried)
+        asked.add_done_callback(lambda done: self._was_tried(done, tried))
+
+    def _copy_by_hand(
+        self,
+        source: RpcBuffer,
+        source_offset: int,
+        target: RpcBuffer,
+        target_offset: int,
+        n: int,
+        tried: Future[Any],
+    ) -> None:
+        """A read and a write of the same bytes, in their places in the queue, unless `tried` says SKIP."""
+        self.flush()
+        staged: Future[Any] = Future()
+        answer = Answer("GET_TENSOR", n, n, staged)
+        frame = get_frame(source, source_offset, n)
+        self._link.dispatcher.submit(Entry("GET_TENSOR", frame, gate=tried, answer=answer, lane=self._lane))
+        payload: Future[Any] = Future()
+        staged.add_done_callback(lambda got: _pass_on(got, payload))
+        self.write_later(target, target_offset, payload, n)
+
+    def _was_tried(self, asked: Future[Value], tried: Future[Any]) -> None:
+        error = asked.exception()
+        if error is None:
+            self._copies = bool(asked.result().value)
+        settle(tried, SKIP if self._copies else None, error=error)
+
+    def _must_have_worked(self, asked: Future[Value]) -> None:
+        if asked.exception() is None and not asked.result().value and self._lane.error is None:
+            self._lane.error = DeviceLost(self._link.endpoint, "the worker refused a copy", command="COPY_TENSOR")
+
+
+def _pass_on(got: Future[Any], payload: Future[Any]) -> None:
+    """Bytes of a fallback read to its write; None means the read was skipped, and so is the write."""
+    error = got.exception()
+    settle(payload, None if error else SKIP if got.result() is None else got.result(), error=error)
