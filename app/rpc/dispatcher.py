@@ -10,7 +10,6 @@ When the connection is lost, everything pending and everything submitted later f
 
 from __future__ import annotations
 
-import logging
 import socket
 import threading
 from collections import deque
@@ -18,24 +17,19 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-import numpy as np
-
-from app.errors import DeviceLost, ProtocolError
+from app.errors import DeviceLost
+from app.rpc.answer_reader import AnswerReader, cause_of
 from app.rpc.counters import ConnectionStats, Counters
 from app.rpc.endpoint import Timeouts
 from app.rpc.handshake import Peer
-from app.rpc.messages import Request, answer_range
+from app.rpc.messages import Request
 from app.rpc.outbox import Answer, Batch, Entry, LaneState, Outbox, now, settle
-from app.rpc.protocol import AnswerParser, encode
+from app.rpc.protocol import encode
 from app.rpc.sockets import TICK_S, set_ticks
-
-log = logging.getLogger(__name__)
+from app.rpc.specs import answer_range
 
 #: The most bytes a submitting thread sends by itself; more would hold it up for longer than waking a thread costs.
 INLINE_BYTES = 128 << 10
-
-#: Answers of this size and more are received straight into memory of their own.
-DIRECT_BYTES = 2048
 
 
 class Dispatcher:
@@ -45,24 +39,20 @@ class Dispatcher:
         self.endpoint = endpoint
         self.peer = peer
         self.counters = Counters()
-        self._sock = sock
-        self._timeouts = timeouts
-        self._lock = threading.Lock()
+        self.sock = sock
+        self.timeouts = timeouts
+        self.lock = threading.Lock()
         self._outbox = Outbox()
-        self._pending: deque[Answer] = deque()
+        self.pending: deque[Answer] = deque()
         self._lost: DeviceLost | None = None
         self._watchers: list[Callable[[DeviceLost], None]] = []
         #: Whether some thread is the one that writes. It alone takes from the outbox.
         self._writing = False
         self._handed_over: tuple[Batch, int] | None = None
-        self._writer_wakes = threading.Condition(self._lock)
+        self._writer_wakes = threading.Condition(self.lock)
         self._writer: threading.Thread | None = None
-        self._received_at = now()
         set_ticks(sock, min(TICK_S, timeouts.answer_s / 4, timeouts.idle_s / 4))
-        self._parser = AnswerParser()
-        self._parser.understands_notices = peer.is_tandem
-        self._reader = threading.Thread(target=self._read, name=f"rpc-read-{endpoint}", daemon=True)
-        self._reader.start()
+        self._reader = AnswerReader(self)
 
     @property
     def lost(self) -> DeviceLost | None:
@@ -112,7 +102,7 @@ class Dispatcher:
 
     def submit(self, entry: Entry) -> None:
         """Queue a command that is encoded already. Raises DeviceLost at once when the connection is gone."""
-        with self._lock:
+        with self.lock:
             if self._lost is not None:
                 raise DeviceLost(self.endpoint, self._lost.cause, command=entry.command) from self._lost
             self._count(entry)
@@ -122,7 +112,7 @@ class Dispatcher:
                 self._writing = True
                 if entry.answer is not None:
                     entry.answer.written_at = now()
-                    self._pending.append(entry.answer)
+                    self.pending.append(entry.answer)
             else:
                 self._outbox.put(entry)
         if entry.gate is not None:
@@ -134,7 +124,7 @@ class Dispatcher:
 
     def stats(self) -> ConnectionStats:
         """A snapshot of the counters."""
-        with self._lock:
+        with self.lock:
             c = self.counters
             return ConnectionStats(
                 endpoint=self.endpoint,
@@ -145,31 +135,27 @@ class Dispatcher:
                 round_trip_s=c.round_trip_s,
                 round_trips=tuple(c.round_trips),
                 queued=len(self._outbox),
-                in_flight=len(self._pending),
+                in_flight=len(self.pending),
             )
 
     def watch(self, on_lost: Callable[[DeviceLost], None]) -> None:
         """Have `on_lost` called once when the connection is lost; at once if it is. Hanging up ourselves is no loss."""
-        with self._lock:
+        with self.lock:
             lost = self._lost
             if lost is None:
                 self._watchers.append(on_lost)
         if lost is not None:
             on_lost(lost)
 
-    def fail(self, cause: str) -> None:
-        """Declare the connection lost: a heartbeat was missed, or its owner gives up."""
-        self._lose(cause)
-
     def close(self) -> None:
         """Hang up. What is pending fails with DeviceLost."""
-        with self._lock:
+        with self.lock:
             self._watchers.clear()
-        self._lose("the connection was closed by this side")
-        for thread in (self._reader, self._writer):
+        self.lose("the connection was closed by this side")
+        for thread in (self._reader.thread, self._writer):
             if thread is not None and thread is not threading.current_thread():
                 thread.join()
-        self._sock.close()
+        self.sock.close()
 
     # -- writing --------------------------------------------------------------------------------------------------
 
@@ -187,7 +173,7 @@ class Dispatcher:
     def _send_at_once(self, entry: Entry) -> None:
         """The shortest way out, for a command that found nothing in front of it."""
         try:
-            sent = self._sock.send(entry.frame, socket.MSG_DONTWAIT)
+            sent = self.sock.send(entry.frame, socket.MSG_DONTWAIT)
         except BlockingIOError:
             sent = 0
         except OSError as error:
@@ -199,7 +185,7 @@ class Dispatcher:
         self.counters.sent_bytes += sent
         if entry.sent is not None:
             settle(entry.sent)
-        with self._lock:
+        with self.lock:
             if not len(self._outbox):
                 self._writing = False
                 return
@@ -214,15 +200,15 @@ class Dispatcher:
 
     def _gate_opened(self, gate: Future[Any]) -> None:
         del gate
-        with self._lock:
+        with self.lock:
             mine = self._lost is None and self._claim_writing()
         if mine:
             self._send_inline()
 
     def _next_batch(self) -> Batch | None:
         """The next thing to write; None gives the writing up."""
-        with self._lock:
-            batch = None if self._lost is not None else self._outbox.next_batch(self._pending)
+        with self.lock:
+            batch = None if self._lost is not None else self._outbox.next_batch(self.pending)
             if batch is None:
                 self._writing = False
             else:
@@ -239,7 +225,7 @@ class Dispatcher:
             sent = 0
             if batch.n_bytes <= INLINE_BYTES:
                 try:
-                    sent = self._sock.sendmsg(batch.buffers, (), socket.MSG_DONTWAIT) if batch.buffers else 0
+                    sent = self.sock.sendmsg(batch.buffers, (), socket.MSG_DONTWAIT) if batch.buffers else 0
                 except BlockingIOError:
                     sent = 0
                 except OSError as error:
@@ -252,7 +238,7 @@ class Dispatcher:
                 return
 
     def _hand_over(self, batch: Batch, sent: int) -> None:
-        with self._lock:
+        with self.lock:
             self._handed_over = (batch, sent)
             if self._writer is None:
                 self._writer = threading.Thread(target=self._write, name=f"rpc-write-{self.endpoint}", daemon=True)
@@ -262,7 +248,7 @@ class Dispatcher:
     def _write(self) -> None:
         """The writer thread: goes on where an inline send stopped, until the outbox is empty or waits for a gate."""
         while True:
-            with self._lock:
+            with self.lock:
                 while self._handed_over is None and self._lost is None:
                     self._writer_wakes.wait()
                 if self._handed_over is None:
@@ -287,10 +273,10 @@ class Dispatcher:
         moved_at = now()
         while buffers:
             try:
-                n = self._sock.sendmsg(buffers)
+                n = self.sock.sendmsg(buffers)
             except BlockingIOError:  # one tick without progress
-                if self._lost is not None or now() - moved_at > self._timeouts.answer_s:
-                    raise TimeoutError(f"the worker took no bytes for {self._timeouts.answer_s:g} s") from None
+                if self._lost is not None or now() - moved_at > self.timeouts.answer_s:
+                    raise TimeoutError(f"the worker took no bytes for {self.timeouts.answer_s:g} s") from None
                 continue
             moved_at = now()
             buffers = _skip(buffers, n)
@@ -313,110 +299,28 @@ class Dispatcher:
             if entry.answer is not None:
                 settle(entry.answer.future)
 
-    # -- reading --------------------------------------------------------------------------------------------------
-
-    def _read(self) -> None:
-        parser = self._parser
-        try:
-            while True:
-                parser.received(self._receive(parser.space()))
-                while parser.buffered and self._deliver():
-                    pass
-        except (OSError, ProtocolError, EOFError) as error:
-            self._lose(_cause(error))
-
-    def _receive(self, space: memoryview, flags: int = 0) -> int:
-        """Receive something; with MSG_WAITALL all of `space`, unless a tick passes in the middle.
-
-        Raises EOFError, OSError.
-        """
-        while True:
-            try:
-                n = self._sock.recv_into(space, 0, flags)
-            except BlockingIOError:  # one tick without a byte
-                self._check_deadlines()
-                continue
-            if n == 0:
-                raise EOFError("the worker closed the connection")
-            self._received_at = now()
-            self.counters.received_bytes += n
-            return n
-
-    def _check_deadlines(self) -> None:
-        """Called tick by tick while nothing arrives."""
-        if self._lost is not None:
-            raise EOFError(self._lost.cause)
-        at = now()
-        parser = self._parser
-        if (parser.buffered or parser.payload_left) and at - self._received_at > self._timeouts.idle_s:
-            raise TimeoutError(f"an answer stopped in the middle for {self._timeouts.idle_s:g} s")
-        with self._lock:
-            head = self._pending[0] if self._pending else None
-        if head is not None and at - max(head.written_at, self._received_at) > self._timeouts.answer_s:
-            raise TimeoutError(f"no answer to {head.command} within {self._timeouts.answer_s:g} s")
-
-    def _deliver(self) -> bool:
-        """Handle one answer if its beginning is there."""
-        with self._lock:
-            if not self._pending:
-                raise ProtocolError("the worker sent bytes that nobody asked for")
-            answer = self._pending[0]
-        size = self._parser.begin(answer.command, answer.least, answer.most)
-        if size is None:
-            return False
-        wanted = answer.future.set_running_or_notify_cancel()
-        body = self._body(answer.into if wanted else None, size)
-        with self._lock:
-            if self._lost is not None:  # whoever lost it has failed this answer too
-                raise EOFError(self._lost.cause)
-            self._pending.popleft()
-        self.counters.answered(self._received_at - answer.written_at)
-        if wanted:
-            answer.future.set_result(body if answer.decode is None else answer.decode(body))
-        return True
-
-    def _body(self, into: memoryview | None, size: int) -> memoryview:
-        """An answer's body: in the caller's memory, or in memory of its own that nobody will overwrite."""
-        parser = self._parser
-        if into is None and size < DIRECT_BYTES:
-            while (view := parser.take_body(size)) is None:
-                parser.received(self._receive(parser.space()))
-            return memoryview(bytes(view))
-        target = np.empty(size, np.uint8).data if into is None else into
-        at = 0
-        while at < size:
-            part = parser.take_payload(size - at)
-            if part:
-                target[at : at + len(part)] = part
-                at += len(part)
-            else:
-                n = self._receive(target[at:size], socket.MSG_WAITALL)
-                parser.passed(n)
-                at += n
-        return target
-
     # -- losing ---------------------------------------------------------------------------------------------------
 
     def _lose_batch(self, batch: Batch, error: OSError) -> None:
-        self._lose(_cause(error))
-        cause = self._lost.cause if self._lost is not None else _cause(error)
+        self.lose(cause_of(error))
+        cause = self._lost.cause if self._lost is not None else cause_of(error)
         for entry in batch.entries:
             entry.fail(DeviceLost(self.endpoint, cause, command=entry.command))
 
-    def _lose(self, cause: str) -> None:
-        """Fail everything, once. The first cause is the one that is told."""
-        with self._lock:
+    def lose(self, cause: str) -> None:
+        """Declare the connection lost and fail everything, once. The first cause is the one that is told."""
+        with self.lock:
             if self._lost is not None:
                 return
             lost = self._lost = DeviceLost(self.endpoint, cause)
             watchers, self._watchers = self._watchers, []
             entries = self._outbox.drain()
-            answers = list(self._pending)
-            self._pending.clear()
+            answers = list(self.pending)
+            self.pending.clear()
             handed_over, self._handed_over = self._handed_over, None
             self._writer_wakes.notify()
         try:
-            self._sock.shutdown(socket.SHUT_RDWR)
+            self.sock.shutdown(socket.SHUT_RDWR)
         except OSError:  # already down, which is what is wanted
             pass
         for answer in answers:
@@ -434,8 +338,3 @@ def _skip(buffers: list[Any], n: int) -> list[Any]:
             return [memoryview(buffer)[n:], *buffers[i + 1 :]] if n else buffers[i:]
         n -= len(buffer)
     return []
-
-
-def _cause(error: BaseException) -> str:
-    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return text or type(error).__name__

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from app.errors import DeviceLost, RemoteProtocolError, VersionMismatch
 from app.rpc.endpoint import Dial, Timeouts, tune
-from app.rpc.messages import SPECS, SPOKEN, Hello, HelloAnswer, Specs, decode_answer
+from app.rpc.messages import Hello, HelloAnswer
 from app.rpc.protocol import encode
 from app.rpc.sockets import receive_exactly
+from app.rpc.specs import SPECS, SPOKEN, Specs, decode_answer
 from app.rpc.wire import ANSWER_HEADER, TANDEM_PAD, Command
 
 

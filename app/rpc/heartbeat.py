@@ -58,4 +58,4 @@ class Heartbeat:
             return
         log.warning("worker %s: %s", self._pulse.endpoint, cause)
         for dispatcher in self._watched:
-            dispatcher.fail(cause)
+            dispatcher.lose(cause)

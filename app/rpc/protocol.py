@@ -11,8 +11,8 @@ from __future__ import annotations
 from typing import Any
 
 from app.errors import LocalProtocolError, RemoteProtocolError
-from app.rpc import messages
-from app.rpc.messages import SPECS, Layout, Request, Spec, Specs
+from app.rpc.messages import Request
+from app.rpc.specs import SPECS, Layout, Spec, Specs, check_request_size
 from app.rpc.wire import (
     ANSWER_HEADER,
     ERROR_NOTICE,
@@ -182,7 +182,7 @@ class RequestParser(_Parser):
         fixed = spec.request.fixed_bytes
         if size != fixed:
             try:
-                messages.check_request_size(spec, _COMMANDS[number], size, self._max_message_bytes)
+                check_request_size(spec, _COMMANDS[number], size, self._max_message_bytes)
             except RemoteProtocolError as error:
                 raise self._refuse(str(error)) from None
         self.greeted = True

@@ -23,6 +23,7 @@ from app.rpc.graphs import Graph, Graphs
 from app.rpc.holdings import Holdings, Spot
 from app.rpc.lower import OPS, checked_type, locate_tensor
 from app.rpc.protocol import RequestParser, encode_answer
+from app.rpc.specs import MAX_TEXT_ANSWER_BYTES, SPECS
 from app.rpc.station import Station
 from app.rpc.transfers import BATCH_ITEM
 from app.rpc.weight_cache import CacheWriter
@@ -47,7 +48,7 @@ class Session:
         settings = worker.settings
         self.client = client
         self._worker = worker
-        self._specs = m.SPECS[settings.version]
+        self._specs = SPECS[settings.version]
         self._parser = parser
         self._socket = ClientSocket(sock, parser, hello_s=settings.hello_s, idle_s=settings.idle_s)
         self._holdings = Holdings(worker.stations, worker.new_address)
@@ -289,7 +290,7 @@ class Session:
             self._graphs.keep(request.device, request.graph_id, request.graph)
             reason = b""
         except DeviceError as error:
-            reason = str(error).encode()[: m.MAX_TEXT_ANSWER_BYTES]
+            reason = str(error).encode()[:MAX_TEXT_ANSWER_BYTES]
         self._socket.send(ANSWER_HEADER.pack(len(reason)), reason)
 
     def _graph_run(self, request: m.GraphRun) -> None:

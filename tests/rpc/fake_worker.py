@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from app.rpc import messages as m
 from app.rpc.protocol import RequestParser
+from app.rpc.specs import SPECS
 from app.rpc.wire import Command, RpcTensor
 
 #: Gives the bytes to send instead of an answer; None hangs up.
@@ -81,7 +82,7 @@ class FakeWorker:
 
     def _serve(self, sock: socket.socket) -> None:
         major, minor, _ = self._version
-        parser = RequestParser((major, minor) if (major, minor) in m.SPECS else (7, 0))
+        parser = RequestParser((major, minor) if (major, minor) in SPECS else (7, 0))
         with contextlib.suppress(OSError, EOFError), sock:
             while True:
                 while (request := parser.next_request()) is None:

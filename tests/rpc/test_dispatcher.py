@@ -283,5 +283,5 @@ def test_closing_twice_and_using_it_afterwards() -> None:
 def test_an_owner_may_give_a_connection_up() -> None:
     with dispatcher_pair() as (dispatcher, _):
         ping = dispatcher.ask(Ping(1))
-        dispatcher.fail("three heartbeats were missed")
+        dispatcher.lose("three heartbeats were missed")
         lost(ping, "three heartbeats were missed")

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from app.errors import LocalProtocolError, RemoteProtocolError
 from app.rpc import messages as m
 from app.rpc.protocol import AnswerParser, RequestParser, encode, encode_answer, encode_error_notice
+from app.rpc.specs import SPECS, decode_answer
 from app.rpc.wire import TENSOR, TENSOR_BYTES, TENSOR_VALUES, Command, RpcTensor, region
 
-VERSIONS = list(m.SPECS)
+VERSIONS = list(SPECS)
 TENSOR_A = RpcTensor(
     id=7, type=12, buffer=0xB0F, ne=(256, 2, 3, 4), nb=(144, 144, 288, 864), op=29,
     params=tuple(range(-8, 8)), flags=16, src=tuple(range(1, 11)), view_src=3, view_offs=1 << 40, data=0xDEADBEEF,
@@ -88,7 +89,7 @@ def take(parser: RequestParser) -> bytes:
 def test_sizes_of_the_wire() -> None:
     assert TENSOR_BYTES == 296
     assert TENSOR_VALUES == 44
-    specs = m.SPECS[7, 0]
+    specs = SPECS[7, 0]
     sizes = {c: specs[c].request.fixed_bytes for c in Command if c < 128}
     assert sizes == {
         Command.ALLOC_BUFFER: 12, Command.GET_ALIGNMENT: 4, Command.GET_MAX_SIZE: 4, Command.BUFFER_GET_BASE: 8,
@@ -97,7 +98,7 @@ def test_sizes_of_the_wire() -> None:
         Command.INIT_TENSOR: 296, Command.GET_ALLOC_SIZE: 3260, Command.HELLO: 24, Command.DEVICE_COUNT: 0,
         Command.GRAPH_RECOMPUTE: 4, Command.MEMSET_TENSOR: 313,
     }  # fmt: skip
-    assert m.SPECS[6, 0][Command.SET_TENSOR].request.fixed_bytes == 304
+    assert SPECS[6, 0][Command.SET_TENSOR].request.fixed_bytes == 304
     hello = specs[Command.HELLO].answer
     assert hello is not None and hello.fixed_bytes == 28
 
@@ -236,7 +237,7 @@ ANSWERS = [
 
 
 def begin(parser: AnswerParser, command: Command) -> int | None:
-    size = m.SPECS[7, 0][command].answer_bytes
+    size = SPECS[7, 0][command].answer_bytes
     assert isinstance(size, int)
     return parser.begin(command.name, size, size)
 
@@ -244,7 +245,7 @@ def begin(parser: AnswerParser, command: Command) -> int | None:
 @pytest.mark.parametrize(("command", "answer"), ANSWERS, ids=[command.name for command, _ in ANSWERS])
 @pytest.mark.parametrize("step", [1, 3, 1000])
 def test_answers(command: Command, answer: Any, step: int) -> None:
-    spec = m.SPECS[7, 0][command]
+    spec = SPECS[7, 0][command]
     assert spec.answer is not None
     data = encode_answer(spec.answer, answer) + encode_answer(spec.answer, answer) + b"\x01"
     parser = AnswerParser()
@@ -258,7 +259,7 @@ def test_answers(command: Command, answer: Any, step: int) -> None:
             body = None if size is None else parser.take_body(size)
             if body is None:
                 break
-            got.append(m.decode_answer(spec, body))
+            got.append(decode_answer(spec, body))
             size = None
     assert got == [answer, answer]
 
@@ -317,7 +318,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
 
 @st.composite
 def any_request(draw: st.DrawFn) -> tuple[Any, bytes]:
-    spec = m.SPECS[7, 0][draw(st.sampled_from(list(Command)))]
+    spec = SPECS[7, 0][draw(st.sampled_from(list(Command)))]
     tail = draw(st.binary(max_size=300)) if spec.request.has_tail or spec.streams else b""
     values: list[Any] = []
     for code in spec.request.codes:
@@ -352,7 +353,7 @@ def test_any_request_in_any_pieces(what: tuple[Any, bytes], cuts: list[int]) -> 
 
 
 def spec_has_tail(request: Any) -> bool:
-    return m.SPECS[7, 0][request.command].request.has_tail
+    return SPECS[7, 0][request.command].request.has_tail
 
 
 @settings(max_examples=200, deadline=None)
