@@ -56,7 +56,8 @@ class ContextLengthExceeded(RequestError):
 
     def __init__(self, prompt_tokens: int, context_tokens: int, *, param: str | None = "messages") -> None:
         super().__init__(
-            f"the prompt has {prompt_tokens} tokens, but this server's context holds {context_tokens} tokens "
+            # The first words are OpenAI's: clients look for them to know that they should send less.
+            f"this model's maximum context length is {context_tokens} tokens, the prompt has {prompt_tokens} tokens, "
             f"and at least one must stay free for the answer; shorten the prompt or start the server with a larger "
             f"--ctx-size",
             param=param,
