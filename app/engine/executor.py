@@ -92,6 +92,8 @@ class Executor:
         x: StageInput = self._embedding.rows(ubatch.tokens)
         done: Future[memoryview] | Future[None] = Future()
         for stage in self.stages:
+            if n_rows == 0:  # a head on its own has nothing to do
+                break
             x_bytes = n_rows * n_embd * _F32_BYTES
             if stage.shape.last_layer == self._model.n_layers:
                 n_rows = len(ubatch.outputs)

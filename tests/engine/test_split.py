@@ -2,52 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from app.engine.device import Device
 from app.engine.devices.numpy import NumpyDevice
 from app.engine.ggml import GGMLType
 from app.engine.gguf.reader import GGUFFile
-from app.rpc.worker import WorkerSettings
 from tests.fakes.gguf import TinyLlama, write_tiny_llama
+from tests.fakes.splits import SPLITS
 from tests.fakes.stack import Stack
-from tests.rpc.workers import remote
 
 #: A prompt at whose end the two best logits are closer than 1e-4: any rounding that differs shows in the token.
 KNIFE_EDGE_SEED, KNIFE_EDGE_LENGTH, KNIFE_EDGE_LEAD = 8720, 9, 1e-4
-
-Open = Callable[[ExitStack], list[Device]]
-
-
-def local(n: int) -> Open:
-    return lambda stack: [NumpyDevice(f"D{i}") for i in range(n)]
-
-
-def workers(n: int, *, n_local: int = 0, version: tuple[int, int] = (7, 0), extensions: bool = True) -> Open:
-    settings = WorkerSettings(version=version, extensions=extensions)
-
-    def open_(stack: ExitStack) -> list[Device]:
-        far = [stack.enter_context(remote(NumpyDevice("CPU"), settings)) for _ in range(n)]
-        return [*(NumpyDevice(f"D{i}") for i in range(n_local)), *far]
-
-    return open_
-
-
-SPLITS: dict[str, Open] = {
-    "two local": local(2),
-    "three local": local(3),
-    "one worker": workers(1),
-    "two workers": workers(2),
-    "three workers": workers(3),
-    "local and worker": workers(1, n_local=1),
-    "two workers as stock 7.0": workers(2, extensions=False),
-    "two workers as stock 6.0": workers(2, version=(6, 0), extensions=False),
-}
 
 
 @pytest.fixture(scope="module")
