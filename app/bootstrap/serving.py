@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 
 from app import __version__, fleet, models_store, report
 from app.api.app import create_app
@@ -19,7 +20,7 @@ from app.engine.engine import Engine, EngineParts
 from app.engine.executor import Executor, Scratch
 from app.engine.front import ServiceFront
 from app.engine.gguf.reader import GGUFFile
-from app.engine.loader import PlannedStage, load_stages, plan_stages
+from app.engine.loader import HashSource, PlannedStage, load_stages, plan_stages
 from app.engine.models import registry
 from app.engine.models.base import Model
 from app.engine.request import SamplingParams
@@ -31,7 +32,8 @@ from app.errors import ConfigError, TandemError
 from app.http_server import HttpServer
 from app.listening import listen, url_of
 from app.recovery import Recovery
-from app.settings import ServeSettings
+from app.rpc.tensor_hashes import TensorHashes
+from app.settings import ServeSettings, hash_cache_dir
 
 log = logging.getLogger(__name__)
 
@@ -147,7 +149,8 @@ class _Loading:
         self._stop = stop
         self._engine: Engine | None = None
         self._error: TandemError | None = None
-        self._recovery = Recovery(placed.opened.gguf, fleet.reopen)
+        self._hashes = _hash_source(placed.opened.gguf)
+        self._recovery = Recovery(placed.opened.gguf, fleet.reopen, hashes=self._hashes)
 
     def run(self, url: str, needs_key: bool) -> None:
         try:
@@ -182,7 +185,9 @@ class _Loading:
             uploads(device, sent_bytes, total_bytes)
             self._front.progress(uploads.fraction, uploads.seconds_left, "uploading weights")
 
-        stages = load_stages(opened.gguf, opened.model, placed.stages, placed.sizes.limits, progress=progress)
+        stages = load_stages(
+            opened.gguf, opened.model, placed.stages, placed.sizes.limits, progress=progress, hashes=self._hashes
+        )
         embedding = TokenEmbedding.of(opened.gguf, opened.model)
         config = placed.sizes.scheduler
         scratch = Scratch(
@@ -200,6 +205,12 @@ class _Loading:
                 max_in_flight=len(stages) + 1,
             )
         )
+
+
+def _hash_source(gguf: GGUFFile) -> HashSource:
+    """Hashes by which workers are offered weights that they may have; computed when asked for, and kept on disk."""
+    hashes = TensorHashes(gguf, hash_cache_dir())
+    return lambda spec: partial(hashes.of, spec.name)
 
 
 def _info(settings: ServeSettings, placed: _Placed) -> ModelInfo:
