@@ -96,6 +96,7 @@ class PrefixTree:
                 child = self._grow(tail.parent, key, blocks[start // BLOCK_CELLS])
             elif not self._exchange(child, start // BLOCK_CELLS, blocks):
                 self.detach(tail)
+                self._prune_marks(tail.parent)
                 return False
             tail.parent.tails.remove(tail)
             child.tails.append(tail)
@@ -196,6 +197,9 @@ class PrefixTree:
                 raise InternalError(f"the leaf of {node.block!r} can never be evicted")
         if self._n_dead != sum(not node.is_alive for _, _, node in self._queue):
             raise InternalError(f"{self._n_dead} dead entries are counted in the eviction queue")
+        for node in (*self._roots.values(), *self.nodes()):
+            if not all(_has_kv(node, key) for key in node.marks):
+                raise InternalError("a snapshot is kept whose KV is not")
         self.snapshots.check_integrity()
 
     def _root(self, namespace: str) -> Node:
@@ -252,9 +256,8 @@ class PrefixTree:
 
     def _prune_marks(self, node: Node) -> None:
         """Forget snapshots whose tokens no child has any more: without their KV they are of no use."""
-        for key in list(node.marks):
-            if starting_with(node.keys, key) is None and not any(common(t.tokens, key) == len(key) for t in node.tails):
-                self.snapshots.drop(node, key)
+        for key in [key for key in node.marks if not _has_kv(node, key)]:
+            self.snapshots.drop(node, key)
 
     def _offer(self, node: Node) -> None:
         """Queue a node for eviction if it can be evicted now."""
@@ -269,3 +272,10 @@ class PrefixTree:
         self._queue = [entry for entry in self._queue if entry[2].is_alive]
         heapify(self._queue)
         self._n_dead = 0
+
+
+def _has_kv(node: Node, tokens: Tokens) -> bool:
+    """Whether the tree has the KV of `tokens` beyond `node`."""
+    if starting_with(node.keys, tokens) is not None:
+        return True
+    return any(common(tail.tokens, tokens) == len(tokens) for tail in node.tails)

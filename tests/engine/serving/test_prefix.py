@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from app.engine.serving.kv import BlockPool
+from app.engine.serving.prefix import PrefixTree
+from app.engine.serving.snapshots import SnapshotStore
 from app.engine.serving.types import SchedulerConfig
 from app.errors import InternalError
 
@@ -79,14 +82,24 @@ def test_whole_blocks_are_shared_not_copied() -> None:
     d.drain()
 
 
-def test_a_second_request_joins_one_that_is_still_computing_its_prompt() -> None:
+@pytest.mark.parametrize("n", [64, 350, 384, 395, 400])
+def test_a_second_request_joins_one_that_is_still_computing_its_prompt(n: int) -> None:
     d = driver(n_ubatch=100, hold_tokens=10_000)
     d.add(text(1000), max_tokens=1)
     for _ in range(4):
         d.schedule()  # nothing is committed: what is submitted counts
-    b = d.add(text(350) + (5000,), max_tokens=1)
+    b = d.add(text(n) + (5000,), max_tokens=1)
     d.drain()
-    assert cached(b) == 350
+    assert cached(b) == n
+
+
+def test_what_is_not_submitted_yet_cannot_be_joined() -> None:
+    d = driver(n_ubatch=100, hold_tokens=10_000)
+    d.add(text(1000), max_tokens=1)
+    d.schedule()
+    b = d.add(text(600), max_tokens=1)
+    d.drain()
+    assert cached(b) == 100
 
 
 def test_a_request_waits_for_the_one_that_computes_its_prefix_anyway() -> None:
@@ -157,15 +170,50 @@ def test_what_a_running_request_shares_is_not_evicted() -> None:
     d.drain()
 
 
+def test_a_longer_answer_to_the_same_prompt_takes_the_place_of_the_shorter() -> None:
+    d = driver()
+    for n in (3, 40, 10):
+        ask(d, text(10), n)
+    assert d.cache.pool.n_used == 1
+    (leaf,) = d.cache.tree.nodes()
+    assert len(leaf.tokens) == 10 + 40 - 1
+
+
 def test_two_that_compute_the_same_at_the_same_time_keep_one_copy() -> None:
     d = driver(hold_tokens=10_000)
     for _ in range(2):
         d.add(text(63), max_tokens=300)
+    while len(d.asked["r0"].answer) < 10:
+        ubatch = d.step()
+    assert ubatch.sequences[0].blocks[0] == ubatch.sequences[1].blocks[0]
     d.drain()
     answers = {a.answer for a in d.asked.values()}
     assert len(answers) == 1
     n = 63 + len(answers.pop()) - 1
     assert d.cache.pool.n_used == -(-n // 64)
+
+
+def test_a_copy_that_does_not_lie_in_order_is_not_exchanged() -> None:
+    """The tree has the first block from above the second block of someone who computed both himself."""
+    pool = BlockPool(4)
+    tree = PrefixTree(pool, SnapshotStore(0))
+    low = [pool.allocate(None)]
+    low.append(pool.allocate(low[0]))
+    high = [pool.allocate(low[1])]
+    tokens = list(range(128))
+    first, second = (tree.attach(tree.lookup("", tokens, 0).end, (), None) for _ in range(2))
+    assert tree.advance(first, tokens, 64, high)
+    assert not tree.advance(second, tokens, 128, low)
+    assert not second.is_attached
+    assert [b.index for b in low] == [0, 1] and [b.index for b in high] == [2]
+    for tail, blocks in ((first, high), (second, low)):
+        node = tree.finish(tail)
+        for block in blocks:
+            pool.drop(block)
+        tree.released(node)
+    tree.check_integrity()
+    pool.check_integrity()
+    assert pool.n_used == pool.n_evictable == 1
 
 
 def test_the_eviction_queue_does_not_grow_while_nothing_is_evicted() -> None:
@@ -247,6 +295,13 @@ def test_snapshots_go_with_the_kv_they_need() -> None:
     n_nodes = sum(1 for _ in d.cache.tree.nodes())
     assert len(d.cache.snapshots) <= 2 * n_nodes
     d.scheduler.check_integrity()
+
+
+def test_a_snapshot_is_passed_over_when_its_kv_finds_no_room() -> None:
+    d = recurrent(n_blocks=3, n_ctx=190, n_slots=1)
+    ask(d, text(150), message_starts=(100, 133))
+    fork = ask(d, text(138) + (5000,) * 20, message_starts=(133,))
+    assert cached(fork) == 100
 
 
 def test_no_budget_means_no_reuse_and_right_answers() -> None:
