@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 import uvicorn
 from starlette.types import ASGIApp
 
+from app.api.half_close import HalfCloseProtocol
+
 #: Seconds that open connections get to finish when the server is asked to stop.
 DRAIN_S = 30
 
@@ -46,6 +48,7 @@ class HttpServer:
                 log_config=None,
                 access_log=False,
                 server_header=False,
+                http=HalfCloseProtocol,
                 timeout_graceful_shutdown=DRAIN_S,
                 timeout_keep_alive=75,
             )

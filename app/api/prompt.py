@@ -114,9 +114,18 @@ def check_fits(tokens: Sequence[int], api: Api, *, param: str) -> None:
         raise ContextLengthExceeded(len(tokens), n_ctx, param=param)
 
 
+#: A text with more characters than this per token of context is probably too long: its beginning is tried first.
+CHARS_PER_TOKEN = 8
+#: Tokens by which the beginning of a text alone may have more than it has as a part of the whole.
+CUT_TOKENS = 64
+
+
 def check_may_fit(text: str, api: Api, *, param: str) -> None:
-    """Refuse text that is far too long before the work of tokenizing it."""
-    n_ctx = api.service.info.n_ctx
-    fewest = api.service.tokenizer.fewest_tokens(text)
+    """Refuse text that is far too long without the work of tokenizing all of it."""
+    n_ctx, tokenizer = api.service.info.n_ctx, api.service.tokenizer
+    fewest = tokenizer.fewest_tokens(text)
+    n_chars = CHARS_PER_TOKEN * (n_ctx + CUT_TOKENS)
+    if fewest < n_ctx and len(text) > n_chars:
+        fewest = len(tokenizer.encode(text[:n_chars], add_special=False, parse_special=True)) - CUT_TOKENS
     if fewest >= n_ctx:
         raise SurelyTooLong(fewest, n_ctx, param=param)

@@ -223,9 +223,18 @@ async def test_too_long_prompts(engine: FakeEngine, streamed: bool) -> None:
     assert "4096" in error["message"] and str(error["n_prompt_tokens"]) in error["message"]
 
 
-async def test_far_too_long_prompts_are_not_even_tokenized(engine: FakeEngine) -> None:
-    text = "x" * 100_000
-    engine.tokenizer.encode = lambda *args, **options: pytest.fail("tokenized")
+@pytest.mark.parametrize("can_tell", [True, False])
+async def test_far_too_long_prompts_are_not_tokenized_whole(engine: FakeEngine, can_tell: bool) -> None:
+    text, encode, longest = "x" * 100_000, engine.tokenizer.encode, 0
+
+    def watched(text: str, **options: bool) -> list[int]:
+        nonlocal longest
+        longest = max(longest, len(text))
+        return encode(text, **options)
+
+    engine.tokenizer.encode = watched
+    if not can_tell:
+        engine.tokenizer.fewest_tokens = lambda text: 0
     async with client_for(engine) as client:
         for path, param, body in (
             (CHAT, "messages", {"messages": [{"role": "user", "content": text}]}),
@@ -235,4 +244,5 @@ async def test_far_too_long_prompts_are_not_even_tokenized(engine: FakeEngine) -
         ):
             error = is_error(await client.post(path, json=body), 400, param, "context_length_exceeded")
             assert "at least" in error["message"] and "4096" in error["message"]
-            assert error["n_prompt_tokens"] >= 100_000 // 14
+            assert 4096 < error["n_prompt_tokens"] < 200_000
+    assert longest < (1 if can_tell else 40_000)
