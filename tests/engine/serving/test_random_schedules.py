@@ -114,6 +114,23 @@ class Serving(RuleBasedStateMachine):
         assert self.driver.abort(request_id)
         assert not self.driver.abort(request_id)
 
+    @precondition(lambda self: self.driver.scheduler.roster.running)
+    @rule(data=st.data())
+    def preempt(self, data: st.DataObject) -> None:
+        """At any moment, also while its token is being computed."""
+        roster = self.driver.scheduler.roster
+        roster.preempt(data.draw(st.sampled_from(roster.running)))
+
+    @rule(n=st.integers(1, 10))
+    def slide(self, n: int) -> None:
+        pool = self.driver.cache.pool
+        pool.slide(min(n, pool.n_free))
+
+    @rule(n=st.integers(1, 5))
+    def evict(self, n: int) -> None:
+        for _ in range(n):
+            self.driver.cache.tree.evict_one()
+
     @rule()
     def drain(self) -> None:
         self.driver.drain(self.n_in_flight)

@@ -308,6 +308,19 @@ def test_the_youngest_makes_room_and_goes_on_where_it_was() -> None:
     assert [len(a.answer) for a in asked] == [350] * 3
 
 
+def test_who_is_preempted_while_its_token_is_being_computed_waits_for_it() -> None:
+    d = driver()
+    d.add(text(100), max_tokens=5)
+    d.step()
+    d.schedule()
+    roster = d.scheduler.roster
+    roster.preempt(roster.running[0])
+    assert d.schedule() is None
+    d.commit()
+    assert len(d.asked["r0"].answer) == 1
+    d.drain()
+
+
 def test_a_preempted_request_reuses_what_is_left_of_it() -> None:
     d = driver(n_slots=2, n_blocks=12, n_ctx=700)
     d.add(text(60), max_tokens=600)
