@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 import uvicorn
 from starlette.types import ASGIApp
 
-from app.api.half_close import HalfCloseProtocol
 
 #: Seconds that open connections get to finish when the server is asked to stop.
 DRAIN_S = 30
@@ -38,9 +37,9 @@ class _Server(uvicorn.Server):
 
 
 class HttpServer:
-    """One app on one socket. `run` blocks until a signal or `stop`."""
+    """One app on one socket, over the HTTP/1.1 `protocol` it wants. `run` blocks until a signal or `stop`."""
 
-    def __init__(self, app: ASGIApp, listener: socket.socket) -> None:
+    def __init__(self, app: ASGIApp, listener: socket.socket, protocol: type[asyncio.Protocol]) -> None:
         self._listener = listener
         self._server = _Server(
             uvicorn.Config(
@@ -48,7 +47,7 @@ class HttpServer:
                 log_config=None,
                 access_log=False,
                 server_header=False,
-                http=HalfCloseProtocol,
+                http=protocol,
                 timeout_graceful_shutdown=DRAIN_S,
                 timeout_keep_alive=75,
             )

@@ -13,6 +13,7 @@ from functools import partial
 
 from app import __version__, fleet, models_store, report
 from app.api.app import create_app
+from app.api.half_close import HalfCloseProtocol
 from app.api.options import ApiOptions
 from app.engine.device import Device
 from app.engine.embedding import TokenEmbedding
@@ -131,7 +132,7 @@ def _serve_placed(settings: ServeSettings, placed: _Placed) -> int:
     listener = listen(settings.host, settings.port)
     opened = placed.opened
     front = ServiceFront(_info(settings, placed), opened.tokenizer, opened.template)
-    server = HttpServer(create_app(front, _api_options(settings)), listener)
+    server = HttpServer(create_app(front, _api_options(settings)), listener, HalfCloseProtocol)
     loading = _Loading(placed, front, server.stop)
     with listener:
         thread = threading.Thread(target=loading.run, args=(url_of(listener), bool(settings.api_keys())), daemon=True)
