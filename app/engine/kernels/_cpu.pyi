@@ -11,6 +11,8 @@ class Program:
     def n_phases(self) -> int: ...
     def run(self) -> str:
         """Run once, without the GIL, in lane order. Returns what failed, or nothing."""
+    def profile(self) -> list[tuple[int, float]]:
+        """Run once; which node's step took how many seconds, in order. A node may have several steps."""
 
 class Engine:
     """Threads, interleaved weights and scratch of one device."""

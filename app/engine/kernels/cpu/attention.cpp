@@ -5,6 +5,8 @@
 // maximum, weights, and the values added cell by cell. Every eight visible blocks of a row make a segment with its own
 // maximum and sum; segments are folded together in order. So a row's result depends on its own visible blocks alone:
 // not on its neighbours in the tile, nor on how blocks are shared between threads.
+#include <type_traits>
+
 #include "isa.h"
 #include "simd.h"
 
@@ -68,17 +70,16 @@ void load_rows(const Attention &a, Type type, const char *base, int64_t stride, 
     }
 }
 
-// Scores of kRows rows against four cells at a time.
+// Scores of kRows rows against all cells, kSums of them at a time.
 template <int kRows>
 void score_rows(const float *const *q, const float *k, int64_t dk, float *const *scores) {
-    for (int c = 0; c < kCells; c += 4) {
-        Wide acc[4][kRows];
+    constexpr int kTogether = kSums / kRows;  // cells
+    const auto place = [](int r, int c) { return fold_place(r * kTogether + c); };  // sums come out row by row
+    for (int c = 0; c < kCells; c += kTogether) {
+        Wide acc[kSums];
         TANDEM_UNROLL
-        for (int j = 0; j < 4; ++j) {
-            TANDEM_UNROLL
-            for (int r = 0; r < kRows; ++r) {
-                acc[j][r] = wide(0.0f);
-            }
+        for (int i = 0; i < kSums; ++i) {
+            acc[i] = wide(0.0f);
         }
         const float *cell = k + c * dk;
         for (int64_t i = 0; i < dk; i += kWide) {
@@ -88,28 +89,45 @@ void score_rows(const float *const *q, const float *k, int64_t dk, float *const 
                 qs[r] = wide_load(q[r] + i);
             }
             TANDEM_UNROLL
-            for (int j = 0; j < 4; ++j) {
+            for (int j = 0; j < kTogether; ++j) {
                 const Wide ks = wide_load(cell + j * dk + i);
                 TANDEM_UNROLL
                 for (int r = 0; r < kRows; ++r) {
-                    acc[j][r] = fma(qs[r], ks, acc[j][r]);
+                    acc[place(r, j)] = fma(qs[r], ks, acc[place(r, j)]);
                 }
             }
         }
-        for (int j = 0; j < 4; ++j) {
-            for (int r = 0; r < kRows; ++r) {
-                scores[r][c + j] = sum(acc[j][r]);
-            }
+        vf folded[kSums];
+        TANDEM_UNROLL
+        for (int i = 0; i < kSums; ++i) {
+            folded[i] = sum_parts(acc[i]);
+        }
+        float out[kSums];
+        many_sums(folded, out);
+        TANDEM_UNROLL
+        for (int r = 0; r < kRows; ++r) {
+            std::memcpy(scores[r] + c, out + r * kTogether, kTogether * sizeof(float));
         }
     }
 }
 
-// acc[r] += weights[r][c] * v[c] for all cells in order.
-template <int kRows>
-void add_values(const float *const *weights, const float *v, int64_t dv, float *const *acc) {
-    constexpr int kColumns = kParts == 1 ? 4 : kParts == 2 ? 1 : 1;
+// Calls f(columns, first) for runs of columns that registers hold; `columns` is a constant.
+template <int kMost, class F>
+TANDEM_INLINE void each_columns(int64_t dv, F f) {
     int64_t i = 0;
-    const auto columns = [&]<int kN>() [[gnu::always_inline]] {
+    for (; i + kMost * kWide <= dv; i += kMost * kWide) {
+        f(std::integral_constant<int, kMost>(), i);
+    }
+    for (; i < dv; i += kWide) {
+        f(std::integral_constant<int, 1>(), i);
+    }
+}
+
+// acc[r] += weights[r][c] * v[c] for the cells [first, last) in order.
+template <int kRows>
+void add_values(const float *const *weights, const float *v, int first, int last, int64_t dv, float *const *acc) {
+    each_columns<kParts == 1 ? 4 : 1>(dv, [&](auto columns, int64_t i) [[gnu::always_inline]] {
+        constexpr int kN = columns;
         Wide sums[kRows][kN];
         TANDEM_UNROLL
         for (int r = 0; r < kRows; ++r) {
@@ -118,7 +136,7 @@ void add_values(const float *const *weights, const float *v, int64_t dv, float *
                 sums[r][j] = wide_load(acc[r] + i + j * kWide);
             }
         }
-        for (int c = 0; c < kCells; ++c) {
+        for (int c = first; c < last; ++c) {
             Wide vs[kN];
             TANDEM_UNROLL
             for (int j = 0; j < kN; ++j) {
@@ -140,34 +158,42 @@ void add_values(const float *const *weights, const float *v, int64_t dv, float *
                 wide_store(acc[r] + i + j * kWide, sums[r][j]);
             }
         }
-    };
-    for (; i + kColumns * kWide <= dv; i += kColumns * kWide) {
-        columns.template operator()<kColumns>();
-    }
-    for (; i < dv; i += kWide) {
-        columns.template operator()<1>();
-    }
+    });
 }
 
-// The same for one row that does not see every cell; what it does not see is not touched.
+// The same for one row and the cells it sees; the others are not touched.
 void add_seen_values(const float *weights, uint64_t seen, const float *v, int64_t dv, float *acc) {
-    for (; seen; seen &= seen - 1) {
-        const int c = __builtin_ctzll(seen);
-        const Wide w = wide(weights[c]);
-        for (int64_t i = 0; i < dv; i += kWide) {
-            wide_store(acc + i, fma(w, wide_load(v + c * dv + i), wide_load(acc + i)));
-        }
+    if (seen == 0) {
+        return;
     }
+    each_columns<kParts == 1 ? 8 : 2>(dv, [&](auto columns, int64_t i) [[gnu::always_inline]] {
+        constexpr int kN = columns;
+        Wide sums[kN];
+        TANDEM_UNROLL
+        for (int j = 0; j < kN; ++j) {
+            sums[j] = wide_load(acc + i + j * kWide);
+        }
+        for (uint64_t left = seen; left; left &= left - 1) {
+            const int c = __builtin_ctzll(left);
+            const Wide w = wide(weights[c]);
+            TANDEM_UNROLL
+            for (int j = 0; j < kN; ++j) {
+                sums[j] = fma(w, wide_load(v + c * dv + i + j * kWide), sums[j]);
+            }
+        }
+        TANDEM_UNROLL
+        for (int j = 0; j < kN; ++j) {
+            wide_store(acc + i + j * kWide, sums[j]);
+        }
+    });
 }
 
 WideInt lanes_of_bits(uint64_t seen, int first) {
-    int32_t lanes[kWide];
-    for (int i = 0; i < kWide; ++i) {
-        lanes[i] = -static_cast<int32_t>((seen >> (first + i)) & 1);
-    }
-    WideInt mask;
-    std::memcpy(&mask, lanes, sizeof(mask));
-    return mask;
+    static constexpr int32_t kBits[kWide] = {1 << 0, 1 << 1, 1 << 2,  1 << 3,  1 << 4,  1 << 5,  1 << 6,  1 << 7,
+                                             1 << 8, 1 << 9, 1 << 10, 1 << 11, 1 << 12, 1 << 13, 1 << 14, 1 << 15};
+    WideInt lanes;
+    std::memcpy(&lanes, kBits, sizeof(lanes));
+    return (wide_int(static_cast<int32_t>((seen >> first) & 0xffff)) & lanes) == lanes;
 }
 
 // Scores to weights, in place; rescales what was gathered before. `bias`: the mask's values, or null if they are zeros.
@@ -273,6 +299,21 @@ struct Tile {
     }
 };
 
+// Calls f(rows, first) for rows taken four, two or one at a time.
+template <class F>
+void by_rows(int n, F f) {
+    int i = 0;
+    for (; i + 4 <= n; i += 4) {
+        f(std::integral_constant<int, 4>(), i);
+    }
+    for (; i + 2 <= n; i += 2) {
+        f(std::integral_constant<int, 2>(), i);
+    }
+    for (; i < n; ++i) {
+        f(std::integral_constant<int, 1>(), i);
+    }
+}
+
 void process_block(Tile &tile, int64_t block, const int *rows, const uint64_t *seen, int n_active) {
     const Attention &a = tile.a;
     const int64_t first = block * kCells;
@@ -289,35 +330,32 @@ void process_block(Tile &tile, int64_t block, const int *rows, const uint64_t *s
         scores[i] = tile.room.scores + rows[i] * kCells;
         acc[i] = tile.room.acc + rows[i] * tile.dv;
     }
-    int i = 0;
-    for (; i + 4 <= n_active; i += 4) {
-        score_rows<4>(q + i, tile.room.k, tile.dk, scores + i);
-    }
-    for (; i < n_active; ++i) {
-        score_rows<1>(q + i, tile.room.k, tile.dk, scores + i);
-    }
-    bool all_seen = true;
+    by_rows(n_active, [&](auto rows_together, int i) { score_rows<rows_together>(q + i, tile.room.k, tile.dk, scores + i); });
+    uint64_t common = ~uint64_t{0};
     uint16_t bias[kCells] = {};
-    for (i = 0; i < n_active; ++i) {
+    for (int i = 0; i < n_active; ++i) {
         const MaskRow &mask = tile.mask_of(rows[i]);
         if (mask.biased) {
             std::memcpy(bias, mask.values + first, n_cells * sizeof(uint16_t));
         }
         weigh(a, scores[i], seen[i], mask.biased ? bias : nullptr, slope_of(a, tile.head_of(rows[i])),
               tile.state[rows[i]], acc[i], tile.dv);
-        all_seen = all_seen && seen[i] == ~uint64_t{0};
+        common &= seen[i];
     }
-    i = 0;
-    if (all_seen) {
-        for (; i + 4 <= n_active; i += 4) {
-            add_values<4>(scores + i, tile.room.v, tile.dv, acc + i);
-        }
-        for (; i < n_active; ++i) {
-            add_values<1>(scores + i, tile.room.v, tile.dv, acc + i);
-        }
+    // A run of cells that all rows see is added for all of them at once; what a row sees before and behind it, alone.
+    const int run = common ? __builtin_ctzll(common) : 0;
+    const uint64_t behind_start = ~(common >> run);
+    const int run_end = common == 0 ? 0 : behind_start == 0 ? kCells : run + __builtin_ctzll(behind_start);
+    const uint64_t below = (uint64_t{1} << run) - 1;
+    const uint64_t above = run_end == kCells ? 0 : ~uint64_t{0} << run_end;
+    for (int i = 0; i < n_active; ++i) {
+        add_seen_values(scores[i], seen[i] & below, tile.room.v, tile.dv, acc[i]);
     }
-    for (; i < n_active; ++i) {
-        add_seen_values(scores[i], seen[i], tile.room.v, tile.dv, acc[i]);
+    by_rows(n_active, [&](auto rows_together, int i) {
+        add_values<rows_together>(scores + i, tile.room.v, run, run_end, tile.dv, acc + i);
+    });
+    for (int i = 0; i < n_active; ++i) {
+        add_seen_values(scores[i], seen[i] & above, tile.room.v, tile.dv, acc[i]);
     }
 }
 

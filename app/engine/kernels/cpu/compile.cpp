@@ -128,6 +128,7 @@ void Compiler::take_node(size_t at) {
 
 void Compiler::add(StepPtr step) {
     out_.private_bytes = std::max(out_.private_bytes, step->scratch_bytes());
+    step->node = nodes_[now_].index;
     out_.steps.push_back(std::move(step));
 }
 

@@ -1,6 +1,7 @@
 #include "engine.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <new>
@@ -67,12 +68,41 @@ int64_t Program::tasks(int64_t phase) const {
 void Program::run(int64_t phase, int64_t task, int thread) { phases_[phase].together->run(context_, task, thread); }
 
 void Program::finish(int64_t phase) {
+    if (times_ && phases_[phase].together) {
+        note(*phases_[phase].together);
+    }
     for (Step *step : phases_[phase].alone) {
         const int64_t tasks = context_.failed ? 0 : step->tasks(context_);
         for (int64_t task = 0; task < tasks; ++task) {
             step->run(context_, task, 0);
         }
+        if (times_) {
+            note(*step);
+        }
     }
+}
+
+namespace {
+
+double now_s() {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+}  // namespace
+
+void Program::note(const Step &step) {
+    const double now = now_s();
+    times_->emplace_back(step.node, now - last_);
+    last_ = now;
+}
+
+std::vector<std::pair<int32_t, double>> Program::profile() {
+    std::vector<std::pair<int32_t, double>> times;
+    times_ = &times;
+    last_ = now_s();
+    execute();
+    times_ = nullptr;
+    return times;
 }
 
 }  // namespace tandem

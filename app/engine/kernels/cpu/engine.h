@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "compile.h"
@@ -56,6 +57,8 @@ public:
     ~Program() override;
     // Runs once. Empty, or what failed; results are then undefined. In lane order.
     std::string execute();
+    // The same, and how many seconds each node's steps took, by its index among the tensors; for benchmarks.
+    std::vector<std::pair<int32_t, double>> profile();
     int64_t n_steps() const { return static_cast<int64_t>(compiled_.steps.size()); }
     int64_t n_phases() const { return static_cast<int64_t>(phases_.size()); }
 
@@ -69,11 +72,14 @@ private:
     int64_t tasks(int64_t phase) const override;
     void run(int64_t phase, int64_t task, int thread) override;
     void finish(int64_t phase) override;
+    void note(const Step &step);
 
     std::shared_ptr<Engine> engine_;
     Compiled compiled_;
     std::vector<Phase> phases_;
     Context context_;
+    std::vector<std::pair<int32_t, double>> *times_ = nullptr;
+    double last_ = 0;
 };
 
 }  // namespace tandem

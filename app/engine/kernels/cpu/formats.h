@@ -27,7 +27,7 @@ TANDEM_INLINE vb shifted_up(vb v, int shift, uint8_t mask) { return (vb)((v16)v 
 TANDEM_INLINE vf half_scale(const uint8_t *field, int part) { return load_f16(field + 2 * kNative * part); }
 template <class Narrow>
 TANDEM_INLINE vi byte_scale(const uint8_t *field, int j, int part) {
-    return widen<Narrow>(field + kGroupRows * j + kNative * part);
+    return widen_from(reinterpret_cast<const Narrow *>(field + kGroupRows * j + kNative * part));
 }
 
 // How blocks are multiplied, whatever they were decoded from: the largest byte (128: signed bytes), the offset to
@@ -297,7 +297,7 @@ struct IQ4_XS : Shape<256, 2112, 64, 128, 0, false, 32> {
     TANDEM_INLINE static void decode(const uint8_t *main, const uint8_t *tail, int part, Emit emit) {
         const Codebook book = signed_codebook(kIq4Values);
         const vf d = half_scale(tail, part);
-        const vi high = widen<uint16_t>(tail + 32 + 2 * kNative * part);
+        const vi high = widen_from(reinterpret_cast<const uint16_t *>(tail + 32 + 2 * kNative * part));
         TANDEM_ROLLED
         for (int b = 0; b < 8; ++b) {
             vb w[8];

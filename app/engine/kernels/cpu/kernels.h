@@ -84,7 +84,7 @@ using ToFloat = void (*)(Type type, const void *from, float *to, int64_t n);
 
 constexpr int kAttentionBlock = 64;
 constexpr int kSegmentBlocks = 8;   // visible blocks of a row that share one maximum
-constexpr int kAttentionRows = 16;  // rows of a tile: query tokens times heads
+constexpr int kAttentionRows = 32;  // rows of a tile: query tokens times heads
 
 // What one row of the mask shows.
 struct MaskRow {

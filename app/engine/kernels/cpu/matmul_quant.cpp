@@ -329,49 +329,4 @@ void matmul_quant(const QuantMatmul &m, int64_t group_begin, int64_t group_end, 
     }
 }
 
-// Largest magnitude of 32 values as bits; NaN counts as larger than everything.
-void quantize(const float *x, int64_t row, const Activations &out) {
-    const int64_t blocks = out.k / 32;
-    const int64_t tile = row / out.tile;
-    const int64_t t = row % out.tile;
-    for (int64_t b = 0; b < blocks; ++b) {
-        const Wide low = wide_load(x + 32 * b);
-        const Wide high = wide_load(x + 32 * b + 16);
-        const WideInt magnitude = wide_int(0x7fffffff);
-        int32_t lanes[16];
-        const WideInt bits = max(as_int(low) & magnitude, as_int(high) & magnitude);
-        std::memcpy(lanes, &bits, sizeof(lanes));
-        int32_t largest = 0;
-        for (int i = 0; i < 16; ++i) {
-            largest = lanes[i] > largest ? lanes[i] : largest;
-        }
-        const float amax = bits_as<float>(largest);
-        const float d = amax / 127.0f;
-        // Rows of tiny or of infinite values: the scale alone tells it.
-        const float inverse = amax > 1e-30f ? 127.0f / amax : 0.0f;
-        const WideInt q0 = nearest(low * wide(inverse));
-        const WideInt q1 = nearest(high * wide(inverse));
-        int32_t values[32];
-        std::memcpy(values, &q0, 64);
-        std::memcpy(values + 16, &q1, 64);
-        const int64_t at = (tile * blocks + b) * out.tile + t;
-        int8_t *q = out.q + at * 32;
-        int32_t sums[2] = {0, 0};
-        for (int i = 0; i < 32; ++i) {
-            const int32_t v = values[i] > 127 ? 127 : values[i] < -127 ? -127 : values[i];
-            q[i] = static_cast<int8_t>(v);
-            sums[i / 16] += v;
-        }
-        const int64_t half = ((tile * blocks + b) * 2) * out.tile + t;
-        const float scale = amax > 1e-30f || amax != amax ? d : 0.0f;
-        out.d[at] = scale;
-        out.sum32[at] = scale * static_cast<float>(sums[0] + sums[1]);
-        out.neg32[at] = -128 * (sums[0] + sums[1]);
-        out.sum16[half] = scale * static_cast<float>(sums[0]);
-        out.sum16[half + out.tile] = scale * static_cast<float>(sums[1]);
-        out.neg16[half] = -128 * sums[0];
-        out.neg16[half + out.tile] = -128 * sums[1];
-    }
-}
-
 }  // namespace tandem::TANDEM_ISA

@@ -1,5 +1,6 @@
 // The Python face of the CPU kernels: engines that compile and run programs, and what the device needs around them.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -72,6 +73,7 @@ NB_MODULE(_cpu, m) {
     m.def("load_codebook", &load_codebook, "which"_a, "entries"_a);
     nb::class_<Program>(m, "Program")
         .def("run", &Program::execute, nb::call_guard<nb::gil_scoped_release>())
+        .def("profile", &Program::profile, nb::call_guard<nb::gil_scoped_release>())
         .def_prop_ro("n_steps", &Program::n_steps)
         .def_prop_ro("n_phases", &Program::n_phases);
     nb::class_<Engine>(m, "Engine")

@@ -452,10 +452,4 @@ void make_matmul_id(Compiler &c, const Node &node) {
     c.add(std::move(step));
 }
 
-int64_t matmul_quant_scratch_bytes(Type type, int64_t k) {
-    // A group that was not interleaved beforehand, and a decoded panel with its scales and minimums.
-    const int64_t group = divide_up(16 * row_bytes(type, k), 64) * 64;
-    return group + 16 * 2048 + 2 * 4 * 2048 + 64;
-}
-
 }  // namespace tandem

@@ -56,14 +56,6 @@ TANDEM_INLINE vf splat(float x) { return x - vf{}; }
 TANDEM_INLINE vi splat_int(int32_t x) { return x - vi{}; }
 TANDEM_INLINE vf to_float(vi v) { return __builtin_convertvector(v, vf); }
 
-template <class Narrow>
-TANDEM_INLINE vi widen(const void *p) {
-    typedef Narrow narrow __attribute__((vector_size(kNative * sizeof(Narrow))));
-    narrow v;
-    std::memcpy(&v, p, sizeof(v));
-    return __builtin_convertvector(v, vi);
-}
-
 struct Wide {
     vf part[kParts];
 };
@@ -99,6 +91,7 @@ TANDEM_INLINE WideInt operator<=(Wide a, Wide b) { TANDEM_EACH(WideInt, (vi)(a.p
 TANDEM_INLINE WideInt operator>=(Wide a, Wide b) { TANDEM_EACH(WideInt, (vi)(a.part[i] >= b.part[i])); }
 TANDEM_INLINE WideInt operator==(Wide a, Wide b) { TANDEM_EACH(WideInt, (vi)(a.part[i] == b.part[i])); }
 TANDEM_INLINE WideInt operator!=(Wide a, Wide b) { TANDEM_EACH(WideInt, (vi)(a.part[i] != b.part[i])); }
+TANDEM_INLINE WideInt operator==(WideInt a, WideInt b) { TANDEM_EACH(WideInt, (vi)(a.part[i] == b.part[i])); }
 TANDEM_INLINE WideInt operator>(WideInt a, WideInt b) { TANDEM_EACH(WideInt, (vi)(a.part[i] > b.part[i])); }
 TANDEM_INLINE Wide select(WideInt mask, Wide yes, Wide no) {
     TANDEM_EACH(Wide, mask.part[i] ? yes.part[i] : no.part[i]);
@@ -143,7 +136,7 @@ TANDEM_INLINE void wide_store(float *p, Wide v, int64_t n) {
 }
 template <class Narrow>
 TANDEM_INLINE WideInt wide_widen(const Narrow *p) {
-    TANDEM_EACH(WideInt, widen<Narrow>(p + i * kNative));
+    TANDEM_EACH(WideInt, widen_from(p + i * kNative));
 }
 TANDEM_INLINE Wide wide_load_f16(const uint16_t *p) { TANDEM_EACH(Wide, load_f16(p + i * kNative)); }
 TANDEM_INLINE Wide wide_load_bf16(const uint16_t *p) { return as_float(wide_widen(p) << 16); }
@@ -154,27 +147,30 @@ TANDEM_INLINE void wide_store_f16(uint16_t *p, Wide v) {
 }
 #undef TANDEM_EACH
 
-// Sums of the lanes, by halves: lane i and i + 8, then i + 4, i + 2, i + 1.
-TANDEM_INLINE float sum(Wide v) {
-    float lanes[kWide];
-    wide_store(lanes, v);
-    for (int half = kWide / 2; half > 0; half /= 2) {
+// The lanes of a Wide folded to those of one native vector, by halves: lane i and i + 8, then i + 4.
+template <class F>
+TANDEM_INLINE vf fold_parts(Wide v, F f) {
+    TANDEM_UNROLL
+    for (int half = kParts / 2; half > 0; half /= 2) {
+        TANDEM_UNROLL
         for (int i = 0; i < half; ++i) {
-            lanes[i] += lanes[i + half];
+            v.part[i] = f(v.part[i], v.part[i + half]);
         }
     }
-    return lanes[0];
+    return v.part[0];
 }
+TANDEM_INLINE vf sum_parts(Wide v) {
+    return fold_parts(v, [](vf a, vf b) [[gnu::always_inline]] { return a + b; });
+}
+
+// Where `many_sums` and its kin want vector i, so that results come out in order.
+constexpr int fold_place(int i) { return kSums == 16 ? i % 4 * 4 + i / 4 : i; }
+
+// The sum of the lanes, by halves: lane i and i + 8, then i + 4, i + 2, i + 1.
+TANDEM_INLINE float sum(Wide v) { return lanes_sum(sum_parts(v)); }
 // The largest lane; lanes must not be NaN.
 TANDEM_INLINE float max_lane(Wide v) {
-    float lanes[kWide];
-    wide_store(lanes, v);
-    for (int half = kWide / 2; half > 0; half /= 2) {
-        for (int i = 0; i < half; ++i) {
-            lanes[i] = lanes[i] > lanes[i + half] ? lanes[i] : lanes[i + half];
-        }
-    }
-    return lanes[0];
+    return lanes_max(fold_parts(v, [](vf a, vf b) [[gnu::always_inline]] { return a > b ? a : b; }));
 }
 
 // e^x. Cody-Waite reduction by ln 2 in two parts and a polynomial of degree 6; within 1 ulp. NaN stays NaN.

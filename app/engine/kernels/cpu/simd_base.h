@@ -73,12 +73,47 @@ TANDEM_INLINE void store_f16(void *p, vf v) {
     }
     std::memcpy(p, halves, sizeof(halves));
 }
+template <class Narrow>
+TANDEM_INLINE vi widen_from(const Narrow *p) {
+    return vi{p[0], p[1], p[2], p[3]};
+}
 TANDEM_INLINE vb lookup(const uint8_t *table, vb index) {
     vb out;
     for (int i = 0; i < 4 * kNative; ++i) {
         out[i] = table[index[i] & 15];
     }
     return out;
+}
+
+// Lanes folded by halves: i and i + 2, then + 1.
+TANDEM_INLINE float lanes_sum(vf v) { return (v[0] + v[2]) + (v[1] + v[3]); }
+TANDEM_INLINE float lanes_max(vf v) {
+    const float a = v[0] > v[2] ? v[0] : v[2], b = v[1] > v[3] ? v[1] : v[3];
+    return a > b ? a : b;
+}
+constexpr int kSums = 4;
+TANDEM_INLINE void many_sums(const vf (&v)[kSums], float *out) {
+    for (int i = 0; i < kSums; ++i) {
+        out[i] = lanes_sum(v[i]);
+    }
+}
+
+// The largest lane of each by its bits as a signed integer.
+TANDEM_INLINE void many_maxima(const vf (&v)[kSums], float *out) {
+    for (int i = 0; i < kSums; ++i) {
+        const vi bits = (vi)v[i];
+        int32_t largest = bits[0];
+        for (int j = 1; j < kNative; ++j) {
+            largest = bits[j] > largest ? bits[j] : largest;
+        }
+        std::memcpy(out + i, &largest, sizeof(largest));
+    }
+}
+// Whole numbers between -128 and 127 as bytes.
+TANDEM_INLINE void store_bytes(int8_t *p, vi v) {
+    for (int i = 0; i < kNative; ++i) {
+        p[i] = static_cast<int8_t>(v[i] < -128 ? -128 : v[i] > 127 ? 127 : v[i]);
+    }
 }
 
 constexpr bool kSignedNeedsInit = false;

@@ -25,7 +25,49 @@ TANDEM_INLINE void store_f16(void *p, vf v) {
     const float16x4_t h = vcvt_f16_f32((float32x4_t)v);
     std::memcpy(p, &h, sizeof(h));
 }
+TANDEM_INLINE vi widen_from(const uint8_t *p) {
+    uint32_t four;
+    std::memcpy(&four, p, 4);
+    return (vi)vmovl_u16(vget_low_u16(vmovl_u8(vcreate_u8(four))));
+}
+TANDEM_INLINE vi widen_from(const int8_t *p) {
+    uint32_t four;
+    std::memcpy(&four, p, 4);
+    return (vi)vmovl_s16(vget_low_s16(vmovl_s8(vcreate_s8(four))));
+}
+TANDEM_INLINE vi widen_from(const uint16_t *p) { return (vi)vmovl_u16(vld1_u16(p)); }
 TANDEM_INLINE vb lookup(const uint8_t *table, vb index) { return (vb)vqtbl1q_u8(vld1q_u8(table), (uint8x16_t)index); }
+
+// Lanes folded by halves: i and i + 2, then + 1.
+TANDEM_INLINE float lanes_sum(vf v) { return (v[0] + v[2]) + (v[1] + v[3]); }
+TANDEM_INLINE float lanes_max(vf v) {
+    const float a = v[0] > v[2] ? v[0] : v[2], b = v[1] > v[3] ? v[1] : v[3];
+    return a > b ? a : b;
+}
+constexpr int kSums = 4;
+TANDEM_INLINE void many_sums(const vf (&v)[kSums], float *out) {
+    for (int i = 0; i < kSums; ++i) {
+        out[i] = lanes_sum(v[i]);
+    }
+}
+
+// The largest lane of each by its bits as a signed integer.
+TANDEM_INLINE void many_maxima(const vf (&v)[kSums], float *out) {
+    for (int i = 0; i < kSums; ++i) {
+        const vi bits = (vi)v[i];
+        int32_t largest = bits[0];
+        for (int j = 1; j < kNative; ++j) {
+            largest = bits[j] > largest ? bits[j] : largest;
+        }
+        std::memcpy(out + i, &largest, sizeof(largest));
+    }
+}
+// Whole numbers between -128 and 127 as bytes.
+TANDEM_INLINE void store_bytes(int8_t *p, vi v) {
+    for (int i = 0; i < kNative; ++i) {
+        p[i] = static_cast<int8_t>(v[i] < -128 ? -128 : v[i] > 127 ? 127 : v[i]);
+    }
+}
 
 constexpr bool kSignedNeedsInit = false;
 TANDEM_INLINE vb signed_form(vb w) { return w; }

@@ -51,6 +51,8 @@ public:
     virtual bool parallel() const { return false; }
     virtual void run(Context &context, int64_t task, int thread) = 0;
     virtual int64_t scratch_bytes() const { return 0; }
+
+    int32_t node = -1;  // whose op it belongs to, among the program's tensors
 };
 
 using StepPtr = std::unique_ptr<Step>;

@@ -107,4 +107,10 @@ const ScalarFunctions &scalar_functions() {
     return functions;
 }
 
+int64_t matmul_quant_scratch_bytes(Type type, int64_t k) {
+    // A group that was not interleaved beforehand, and a decoded panel with its scales and minimums.
+    const int64_t group = (16 * row_bytes(type, k) + 63) / 64 * 64;
+    return group + 16 * 2048 + 2 * 4 * 2048 + 64;
+}
+
 }  // namespace tandem
