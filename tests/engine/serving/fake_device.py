@@ -230,9 +230,6 @@ class Driver:
         self.in_flight.clear()
         self.device = FakeDevice(self.config)
         for ubatch, _ in stale:
-            for output in ubatch.outputs:
-                if output.kind is OutputKind.PROMPT_LOGPROB:
-                    self.asked[output.request_id].scored.pop(output.position, None)
             assert self.scheduler.commit(ubatch, {}, self.now) == ()
 
     def step(self, n_in_flight: int = 1, budget: Budget = WHOLE_BUDGET) -> Ubatch | None:

@@ -104,11 +104,11 @@ def test_what_is_not_submitted_yet_cannot_be_joined() -> None:
 
 def test_a_request_waits_for_the_one_that_computes_its_prefix_anyway() -> None:
     d = driver(n_ubatch=100, hold_tokens=1)
-    a = d.add(text(400), max_tokens=1)
+    a = d.add(text(1000), max_tokens=1)
     twins = [d.add(text(380) + (5000 + i,), max_tokens=1) for i in range(3)]
     other = d.add(text(30, seed=9), max_tokens=1)
     d.drain()
-    assert d.n_rows == 400 + 3 * 1 + 30
+    assert d.n_rows == 1000 + 3 * 1 + 30
     assert [cached(t) for t in twins] == [380] * 3 and cached(a) == cached(other) == 0
 
 
@@ -308,6 +308,14 @@ def test_no_budget_means_no_reuse_and_right_answers() -> None:
     d = recurrent(snapshot_budget_bytes=0)
     ask(d, text(200))
     assert cached(ask(d, text(200))) == 0
+
+
+def test_nobody_waits_for_a_prefix_without_a_snapshot() -> None:
+    d = recurrent(n_ubatch=64)
+    d.add(text(1000), max_tokens=1)
+    d.add(text(300) + (5000,) * 20, max_tokens=1)
+    assert [s.request_id for s in d.schedule().sequences] == ["r1"]
+    d.drain()
 
 
 def test_twins_of_a_recurrent_model_wait_for_the_snapshot() -> None:

@@ -218,6 +218,23 @@ def test_prompt_logprobs_need_every_row_and_warm_the_cache_for_others() -> None:
     assert plain.ended.report.cached_tokens == 99
 
 
+@pytest.mark.parametrize("in_flight", [0, 1])
+@pytest.mark.parametrize("trouble", ["preempted", "device lost"])
+def test_every_prompt_token_is_scored_once_whatever_happens(trouble: str, in_flight: int) -> None:
+    d = driver(n_ubatch=30)
+    asked = d.add(text(100), max_tokens=3, prompt_logprobs=True)
+    for _ in range(2):
+        d.step()
+    for _ in range(in_flight):
+        d.schedule()
+    if trouble == "preempted":
+        d.scheduler.roster.preempt(d.scheduler.roster.running[0])
+    else:
+        d.lose_device()
+    d.drain()
+    assert sorted(asked.scored) == list(range(1, 100))  # the driver refuses doubles
+
+
 def test_the_queue_is_bounded_and_says_when_to_come_back() -> None:
     d = driver(n_slots=2, max_queue=3)
     for seed in range(5):
@@ -333,11 +350,25 @@ def test_a_preempted_request_reuses_what_is_left_of_it() -> None:
 
 def test_a_request_that_does_not_fit_beside_others_waits_instead_of_thrashing() -> None:
     d = driver(n_slots=4, n_blocks=10, n_ctx=640)
-    for seed in range(4):
-        d.add(text(300, seed=seed), max_tokens=10)
+    lengths = (600, 500, 400, 300)
+    for seed, n in enumerate(lengths):
+        d.add(text(n, seed=seed), max_tokens=10)
     d.drain()
     assert d.scheduler.counters()["preemptions_total"] == 0
-    assert d.n_rows < 4 * 310
+    assert d.n_rows == sum(lengths) + 4 * 9
+
+
+@pytest.mark.parametrize("n_prompt", range(180, 184))
+def test_a_younger_one_already_in_the_ubatch_makes_room_for_an_older_one(n_prompt: int) -> None:
+    d = driver(n_slots=2, n_blocks=5, n_ctx=300)
+    d.add(text(n_prompt), max_tokens=60)
+    d.add(text(60, seed=5), max_tokens=60)
+    while d.scheduler.n_running < 2 or min(len(a.answer) for a in d.asked.values()) == 0:
+        d.step()
+    while d.scheduler.counters()["preemptions_total"] == 0:
+        d.step(1, Budget(n_decode=1))
+        d.step()  # the younger comes first here: it waits longer
+    d.drain()
 
 
 # --- failures ---
