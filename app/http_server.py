@@ -6,11 +6,10 @@ import asyncio
 import contextlib
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import uvicorn
 from starlette.types import ASGIApp
-
 
 #: Seconds that open connections get to finish when the server is asked to stop.
 DRAIN_S = 30
@@ -53,15 +52,9 @@ class HttpServer:
             )
         )
 
-    def run(self, on_start: Callable[[], None] | None = None) -> None:
-        """Serve until stopped; `on_start` is called on the loop's thread before the first request."""
-
-        async def main() -> None:
-            if on_start is not None:
-                on_start()
-            await self._server.serve(sockets=[self._listener])
-
-        asyncio.run(main())
+    def run(self) -> None:
+        """Serve until stopped; at once over if it was stopped before."""
+        asyncio.run(self._server.serve(sockets=[self._listener]))
 
     def stop(self) -> None:
         """Ask the server to drain and return from `run`. From any thread."""

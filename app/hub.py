@@ -20,8 +20,6 @@ from app.settings import hub_endpoint, hub_token
 
 log = logging.getLogger(__name__)
 
-PREFIX = "hf:"
-
 #: Tried in this order when the reference names no quant.
 _PREFERRED = ("Q4_K_M", "Q4_K_S", "Q4_0", "Q5_K_M", "Q8_0", "BF16", "F16", "F32")
 

@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from subprocess import PIPE, STDOUT
 
-from app import hub
 from app.errors import ConfigError, ModelError
-from app.settings import DEFAULT_MODEL, model_cache_dir
+from app.settings import DEFAULT_MODEL, HUB_PREFIX, model_cache_dir
 
 MIB = 1 << 20
 
@@ -79,14 +78,18 @@ def resolve(reference: str | None) -> Path:
     path = Path(reference).expanduser()
     if path.is_file():
         return path
-    if reference.startswith(hub.PREFIX) or reference in KNOWN:
+    if reference.startswith(HUB_PREFIX) or reference in KNOWN:
         return fetch(reference)
     raise ModelError(f"there is no model file {reference}, and no known model of that name ({', '.join(KNOWN)})")
 
 
 def fetch(name: str) -> Path:
     """The file of a known name or of `hf:org/repo[:quant]`, from the cache or from where it is published."""
-    return hub.fetch(name, model_cache_dir()) if name.startswith(hub.PREFIX) else pull(name)
+    if not name.startswith(HUB_PREFIX):
+        return pull(name)
+    from app import hub  # brings an HTTP client along, which few starts need
+
+    return hub.fetch(name, model_cache_dir())
 
 
 def known(name: str) -> KnownModel:

@@ -37,6 +37,8 @@ OUTPUT = "Output"
 
 #: What is served and pulled when no model is named.
 DEFAULT_MODEL = "smollm2"
+#: How the name of a model on the hub begins.
+HUB_PREFIX = "hf:"
 
 
 def user_cache_dir(environ: Mapping[str, str] = os.environ) -> Path:

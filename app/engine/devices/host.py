@@ -26,20 +26,22 @@ MAX_BUFFER_BYTES = 1 << 62
 
 
 class HostBuffer(Buffer):
-    """Aligned host memory from `address` on.
+    """Aligned host memory from `address` on, zeros at first.
 
-    `memory` is None once the lane has freed it, `is_freed` as soon as that is asked for.
+    `memory` is None once the lane has freed it, `is_freed` as soon as that is asked for. While `is_blank`, nobody has
+    been given its bytes: they are zeros that the system need not have provided yet.
     """
 
-    __slots__ = ("address", "device", "handles", "is_freed", "memory")
+    __slots__ = ("address", "device", "handles", "is_blank", "is_freed", "memory")
 
     def __init__(self, device: HostDevice, size_bytes: int) -> None:
         super().__init__(device.name, size_bytes)
         self.device = device
-        raw = np.empty(size_bytes + ALIGNMENT_BYTES, np.uint8)
+        raw = np.zeros(size_bytes + ALIGNMENT_BYTES, np.uint8)
         start = -raw.ctypes.data % ALIGNMENT_BYTES
         self.address = raw.ctypes.data + start
         self.memory: Memory | None = raw[start : start + size_bytes]
+        self.is_blank = True
         self.is_freed = False
         self.handles: WeakSet[HostHandle] = WeakSet()
 
@@ -170,6 +172,7 @@ class HostDevice(Device):
                 raise InternalError(f"device {self.name}: {mine!r} was freed out of order")
             memory = mine.memory[offset : offset + size_bytes]
             if size_bytes:
+                mine.is_blank = False
                 self._give_out(memory, replaced)
             return memory
 
@@ -242,7 +245,13 @@ class HostDevice(Device):
         if not 0 <= value <= 255:
             raise DeviceError(f"device {self.name}: {value} is not a byte")
         goal = self._region(buffer, offset, size_bytes, replaced=True)
-        self._lane.submit(lambda: goal().fill(value))
+        mine = self._own(buffer)
+
+        def work() -> None:
+            if value or not mine.is_blank:  # a large cache is cleared before use; no need to touch all its pages
+                goal().fill(value)
+
+        self._lane.submit(work)
 
     # Programs.
 
@@ -253,6 +262,7 @@ class HostDevice(Device):
         check_program(program, self.name)
         handle = self._bind(program)
         for buffer in mine.values():
+            buffer.is_blank = False
             buffer.handles.add(handle)
         return handle
 
