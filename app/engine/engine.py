@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import uuid
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -18,9 +19,10 @@ from typing import Any
 
 from app.engine.executor import Executor, Running
 from app.engine.live import LiveRequest
-from app.engine.request import FinishReason, GenerateRequest
+from app.engine.pooling import PoolingRequest
+from app.engine.request import Embedded, FinishReason, GenerateRequest
 from app.engine.sampling import SamplerFactory
-from app.engine.service import ModelInfo, Phase, ServiceStatus, SlotInfo
+from app.engine.service import Embedding, ModelInfo, Phase, ServiceStatus, SlotInfo
 from app.engine.serving.scheduler import Scheduler
 from app.engine.serving.types import Choice, Ended, OutputKind, SchedulerConfig, Ubatch
 from app.engine.stream import EventStream, Outbox
@@ -30,6 +32,7 @@ from app.errors import (
     ContextLengthExceeded,
     DeviceLost,
     InternalError,
+    InvalidParameter,
     NotReady,
     QueueFull,
     TandemError,
@@ -69,7 +72,7 @@ class Engine:
         self._max_in_flight = parts.max_in_flight
         self._clock = clock
         self._status = ServiceStatus(phase=Phase.READY, progress=1.0)
-        self._live: dict[str, LiveRequest] = {}
+        self._live: dict[str, LiveRequest | PoolingRequest] = {}
         self._running: deque[Running] = deque()
         self._outbox = Outbox()
         self._inbox: deque[Callable[[], None]] = deque()
@@ -98,6 +101,33 @@ class Engine:
         live = LiveRequest(request, stream, sampler, self.tokenizer, self._clock())
         self._post(lambda: self._add(live))
         return stream
+
+    async def embed(self, prompt: Sequence[int], pooling: str) -> Embedding:
+        """Pooled hidden states of a prompt; see `InferenceService.embed`."""
+        self._check_ready()
+        if pooling not in ("mean", "last"):
+            raise InvalidParameter(f"pooling {pooling!r} is not offered; use mean or last", param="pooling")
+        if len(prompt) >= self._config.n_ctx:
+            raise ContextLengthExceeded(len(prompt), self._config.n_ctx, param="input")
+        request = GenerateRequest(
+            id=f"embed-{uuid.uuid4().hex}",
+            prompt=tuple(prompt),
+            max_tokens=1,
+            cache_prompt=False,
+            prompt_logprobs=pooling == "mean",
+            pooling="mean" if pooling == "mean" else "last",
+        )
+        self._admit()
+        stream = EventStream(request.id, self.abort)
+        live = PoolingRequest(request, stream, self.info.n_embd, self._clock())
+        self._post(lambda: self._add(live))
+        try:
+            async for event in stream:
+                if isinstance(event, Embedded):
+                    return Embedding(vector=event.vector, n_tokens=event.prompt_tokens)
+        finally:
+            stream.abort()
+        raise InternalError("a pooled request ended without its vector")
 
     def abort(self, request_id: str) -> bool:
         """Ask for an abort; True if the request was running when asked."""
@@ -188,7 +218,8 @@ class Engine:
             ubatch = self._scheduler.schedule(self._clock())
             if ubatch is None:
                 return
-            running = self._executor.submit(ubatch)
+            hidden = self._live.get(ubatch.sequences[0].request_id)
+            running = self._executor.submit(ubatch, hidden=isinstance(hidden, PoolingRequest))
             self._running.append(running)
             running.done.add_done_callback(self._on_done)
             self._announce(ubatch)
@@ -215,7 +246,12 @@ class Engine:
             live = self._live.get(output.request_id)
             if live is None:
                 continue
-            if output.kind is OutputKind.PROMPT_LOGPROB:
+            if isinstance(live, PoolingRequest):
+                is_last = output.kind is OutputKind.SAMPLE
+                live.add(logits, is_last=is_last)
+                if is_last and output.row in wanted:
+                    choices[output.request_id] = Choice(0, stop=True)
+            elif output.kind is OutputKind.PROMPT_LOGPROB:
                 live.add_prompt_logprob(logits, output.target)
             elif output.row in wanted:
                 choices[output.request_id] = self._draw(live, logits, output.position)
@@ -234,7 +270,7 @@ class Engine:
     def _report_progress(self, ubatch: Ubatch, now: float) -> None:
         for sequence in ubatch.sequences:
             live = self._live.get(sequence.request_id)
-            if live is None or sequence.is_decode or not live.request.report_progress:
+            if not isinstance(live, LiveRequest) or sequence.is_decode or not live.request.report_progress:
                 continue
             report = self._scheduler.report(sequence.request_id)
             if report is not None:
@@ -242,7 +278,7 @@ class Engine:
 
     # -- beginnings and endings ------------------------------------------------------------------------------------
 
-    def _add(self, live: LiveRequest) -> None:
+    def _add(self, live: LiveRequest | PoolingRequest) -> None:
         try:
             self._scheduler.add(live.request, live.submitted_s)
         except TandemError as error:
@@ -263,7 +299,7 @@ class Engine:
             self._outbox.put(live.stream, event)
         self._release()
 
-    def _close_stream(self, live: LiveRequest, error: TandemError) -> None:
+    def _close_stream(self, live: LiveRequest | PoolingRequest, error: TandemError) -> None:
         self._outbox.put(live.stream, error)
         self._release()
 

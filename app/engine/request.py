@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Literal
 
 
 class FinishReason(StrEnum):
@@ -55,7 +56,8 @@ class GenerateRequest:
 
     `prompt` are token ids, special tokens already in place. `max_tokens` None: until the context is full.
     `stop` strings end the answer and are not part of it. `deadline_s` counts from submit. `message_starts` are prompt
-    positions at which a conversation could later be cut (snapshots of recurrent state are taken there).
+    positions at which a conversation could later be cut (snapshots of recurrent state are taken there). With `pooling`
+    nothing is generated: the hidden states of the prompt are wanted, of all its tokens or of the last one.
     """
 
     id: str
@@ -68,6 +70,7 @@ class GenerateRequest:
     prompt_logprobs: bool = False
     report_progress: bool = False
     show_special: bool = False
+    pooling: Literal["mean", "last"] | None = None
     message_starts: tuple[int, ...] = ()
 
 
@@ -140,4 +143,12 @@ class Finished:
     prompt_logprobs: tuple[TokenInfo, ...] = ()
 
 
-Event = Started | Progress | Delta | Finished
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Embedded:
+    """The last event of a request with `pooling`: n_embd floats, not normalised."""
+
+    vector: tuple[float, ...]
+    prompt_tokens: int
+
+
+Event = Embedded | Started | Progress | Delta | Finished

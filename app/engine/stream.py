@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 
-from app.engine.request import Event, Finished
+from app.engine.request import Embedded, Event, Finished
 
 
 class EventStream:
@@ -27,7 +27,7 @@ class EventStream:
             if isinstance(item, BaseException):
                 raise item
             yield item
-            if isinstance(item, Finished):
+            if isinstance(item, Finished | Embedded):
                 return
 
     def abort(self) -> None:

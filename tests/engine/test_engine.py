@@ -291,3 +291,26 @@ def test_closing_ends_what_is_running(open_: OpenEngine) -> None:
 
     asyncio.run(scene())
     device.open.set()
+
+
+def test_embeddings_are_the_pooled_hidden_states_beside_running_requests(model: Path, open_: OpenEngine) -> None:
+    stack = Stack(GGUFFile.open(model), [NumpyDevice("S")], cache_type=GGMLType.F16, n_cells=512, max_tokens=64)
+    hidden = stack.feed(PROMPT, every=True, hidden=True)
+    stack.close()
+    engine = open_(2, n_slots=3, ctx_size=1024)
+
+    async def scene() -> None:
+        answer, mean, last = await asyncio.gather(
+            collect(engine, request("a", PROMPT[::-1], 10)), engine.embed(PROMPT, "mean"), engine.embed(PROMPT, "last")
+        )
+        assert mean.n_tokens == last.n_tokens == len(PROMPT)
+        assert np.allclose(mean.vector, hidden.mean(0), atol=2e-3)
+        assert np.allclose(last.vector, hidden[-1], atol=2e-3)
+        assert tokens_of(answer) == tokens_of(await collect(engine, request("b", PROMPT[::-1], 10)))
+        with pytest.raises(InvalidParameter, match="cls"):
+            await engine.embed(PROMPT, "cls")
+        with pytest.raises(ContextLengthExceeded):
+            await engine.embed(PROMPT * 40, "mean")
+
+    asyncio.run(scene())
+    assert engine.counters()["requests_in_flight"] == 0

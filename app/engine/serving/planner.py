@@ -39,12 +39,27 @@ class Planner:
         self._prompts_starved = False
         self._last_was_decode = False
         self._n_turns = 0
+        self._pooled = False  # whether the ubatch being formed, or formed last, is one of hidden states
 
     def form(self, budget: Budget) -> Plan:
-        """The next ubatch's rows; empty when there is nothing to compute now."""
+        """The next ubatch's rows; empty when there is nothing to compute now.
+
+        Requests that want hidden states and those that want logits never share a ubatch; they take turns.
+        """
+        plan = self._form(budget, pooled=self._pooled_next())
+        if not plan.rows:
+            plan = self._form(budget, pooled=not self._pooled)
+        return plan
+
+    def _pooled_next(self) -> bool:
+        return not self._pooled and any(s.is_pooled for s in (*self.roster.running, *self.roster.waiting))
+
+    def _form(self, budget: Budget, *, pooled: bool) -> Plan:
+        self._pooled = pooled
         n_rows = _least(self.config.n_ubatch, budget.n_tokens)
         plan = Plan(n_rows, self.config.max_outputs or n_rows)
-        n_decode, n_prompt = _least(n_rows, budget.n_decode), _least(n_rows, budget.n_prompt)
+        n_decode = 0 if pooled else _least(n_rows, budget.n_decode)
+        n_prompt = _least(n_rows, budget.n_prompt)
         if self.config.equal_lengths:
             self._plan_equal(plan, n_decode, n_prompt)
         else:
@@ -127,11 +142,13 @@ class Planner:
 
     def _prompt_candidates(self) -> list[Sequence]:
         """Prompts in work, and as many waiting ones as there are free slots, by arrival."""
-        ahead = [s for s in self.roster.running if s.n_left > 0 and not s.is_decoding]
+        ahead = [s for s in self.roster.running if s.n_left > 0 and not s.is_decoding and s.is_pooled == self._pooled]
         n_free = self.roster.slots.n_free
         for sequence in self.roster.waiting:
             if n_free == 0:
                 break
+            if sequence.is_pooled != self._pooled:
+                continue
             if sequence.n_left == 0:  # preempted while its token was being computed
                 continue
             if sequence.n_matched < 0:

@@ -86,6 +86,11 @@ class Sequence:
         return n_known - self.n_scheduled == 1 and n_known > self.n_prompt and not self.is_sampling
 
     @property
+    def is_pooled(self) -> bool:
+        """It wants hidden states, not tokens."""
+        return self.request.pooling is not None
+
+    @property
     def wants_sample(self) -> bool:
         return self.max_new > 0
 
