@@ -14,6 +14,7 @@ from app.api.choice import Choice
 from app.api.context import ApiDep
 from app.api.docs import GENERATING, answers
 from app.api.generation import Running, choice_ids, new_id
+from app.api.journal import note
 from app.api.params import chat_params
 from app.api.prompt import chat_prompt
 from app.api.pump import streamed
@@ -56,4 +57,5 @@ async def chat_completions(request: Request, body: ChatRequest, api: ApiDep) -> 
 
 async def whole_chat(running: Running, shape: Shape, new_choice: Callable[[int], Choice]) -> Response:
     choices = await running.each(lambda i, stream: new_choice(i).collect(stream))
+    note(shape, choices)
     return JSONResponse(chat_answer(shape, choices))

@@ -15,6 +15,7 @@ from app.api.context import Api, ApiDep
 from app.api.docs import GENERATING, answers
 from app.api.fim import fim_tokens
 from app.api.generation import Running, choice_ids, new_id
+from app.api.journal import note
 from app.api.params import Wanted, completion_params
 from app.api.prompt import check_fits, checked_ids, prompt_tokens
 from app.api.pump import streamed
@@ -52,6 +53,7 @@ async def completions(request: Request, body: CompletionRequest, api: ApiDep) ->
 
 async def whole_completion(running: Running, shape: Shape, echoes: Sequence[Echo | None]) -> Response:
     choices = await running.each(lambda i, stream: Choice(i, shape.tells_tokens).collect(stream))
+    note(shape, choices)
     return JSONResponse(completion_answer(shape, choices, echoes))
 
 

@@ -11,6 +11,7 @@ from app.api.context import ApiDep
 from app.api.docs import GENERATING, answers
 from app.api.fim import fim_tokens
 from app.api.generation import Running, choice_ids, new_id
+from app.api.journal import note
 from app.api.native_format import NativeChunks, native_answer
 from app.api.params import infill_params
 from app.api.pump import streamed
@@ -48,5 +49,6 @@ async def infill(request: Request, body: InfillRequest, api: ApiDep) -> Response
 
 async def whole_infill(running: Running, shape: Shape) -> Response:
     choices = await running.each(lambda i, stream: Choice(i, shape.tells_tokens).collect(stream))
+    note(shape, choices)
     answers = [native_answer(shape, choice) for choice in choices]
     return JSONResponse(answers[0] if len(answers) == 1 else answers)

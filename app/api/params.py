@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from app.api.context import Api
+from app.api.samplers import switched
 from app.api.schemas.chat import ChatRequest
 from app.api.schemas.completions import CompletionRequest, InfillRequest
 from app.api.schemas.sampling import GenerationFields, SamplingFields
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 #: Known fields we do not act on, with the values that ask for nothing. Any other value is refused by name.
 UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
-    "samplers": (),
+    "mirostat": (0, 2),
     "dynatemp_range": (0,),
     "dynatemp_exponent": (1,),
     "top_n_sigma": (0, -1),
@@ -133,6 +134,8 @@ def sampling_params(body: SamplingFields, api: Api, n_logprobs: int | None) -> S
         given["logit_bias"] = logit_bias(body.logit_bias, api.service.tokenizer)
     if body.seed is not None:
         given["seed"] = None if body.seed == -1 else body.seed % SEED_MODULUS
+    if body.samplers is not None:
+        given |= switched(body.samplers)
     return replace(api.options.sampling, n_logprobs=n_logprobs, **given)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from app.api.choice import Choice
 from app.api.context import Api
 from app.api.generation import Running
+from app.api.journal import note
 from app.api.shape import Chunks, Shape
 from app.api.stream import DONE, Emit, EventStream, sse
 from app.api.usage import usage
@@ -34,6 +35,7 @@ def streamed(
             return await pump(new_choice(index), stream, chunks_of(index), emit)
 
         choices = await running.each(one)
+        note(shape, choices)
         if ending := usage_event(shape, choices, n) + done:
             await emit(ending)
 

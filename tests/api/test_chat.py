@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+from typing import Any
+
 import httpx
 import pytest
 
@@ -148,3 +151,22 @@ async def test_errors_inside_a_stream(client: httpx.AsyncClient, engine: FakeEng
     assert joined(events[:-1]) == ANSWER[:3]
     assert events[-1]["error"]["type"] == "server_error" and "secret" not in str(events[-1])
     assert not any(choice["finish_reason"] for event in events[:-1] for choice in event["choices"])
+
+
+@pytest.mark.parametrize("samplers", [["top_k", "min_p", "temperature"], "kmt"])
+async def test_samplers_that_are_not_named_are_off(
+    client: httpx.AsyncClient, engine: FakeEngine, samplers: Any
+) -> None:
+    body = {"messages": HI, "samplers": samplers, "top_k": 5, "top_p": 0.5, "temperature": 0.3, "repeat_penalty": 2}
+    assert (await client.post(CHAT, json=body)).status_code == 200
+    sampling = engine.requests[0].sampling
+    assert (sampling.top_k, sampling.min_p, sampling.temperature) == (5, 0.05, 0.3)
+    assert (sampling.top_p, sampling.typical_p, sampling.repeat_penalty, sampling.xtc_probability) == (1, 1, 1, 0)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_one_line_in_the_log(client: httpx.AsyncClient, caplog: pytest.LogCaptureFixture, streamed: bool) -> None:
+    caplog.set_level(logging.INFO)
+    await client.post(CHAT, json={"messages": HI, "n": 2, "max_tokens": 3, "stream": streamed})
+    (line,) = [record for record in caplog.records if record.message == "answered"]
+    assert vars(line)["out"] == 6 and vars(line)["finish"] == "length,length"

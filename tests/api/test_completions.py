@@ -208,3 +208,27 @@ async def test_infill_with_other_files(client: httpx.AsyncClient, engine: FakeEn
     assert before.index("a.py") < before.index("A") < before.index("B")
     assert rest == "p<|fim_suffix|>s<|fim_middle|>"
     is_error(await client.post("/infill", json={"input_prefix": "p"}), 400, "input_suffix")
+
+
+async def test_what_an_editor_asks(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    """The request of the llama.vscode extension."""
+    body = {
+        "id_slot": -1,
+        "input_prefix": "def f(",
+        "input_suffix": "",
+        "input_extra": [],
+        "prompt": "",
+        "n_predict": 8,
+        "n_indent": 0,
+        "top_k": 40,
+        "top_p": 0.99,
+        "stream": False,
+        "samplers": ["top_k", "top_p", "infill"],
+        "cache_prompt": True,
+        "t_max_prompt_ms": 500,
+        "t_max_predict_ms": 1000,
+        "response_fields": ["content"],
+    }
+    response = await client.post("/infill", json=body)
+    assert response.status_code == 200 and response.json()["content"] == "Hello fr"
+    assert engine.requests[0].sampling.top_p == 0.99 and engine.requests[0].sampling.min_p == 0.2

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 
@@ -49,5 +49,3 @@ class InfillRequest(GenerationFields):
     n_predict: NPredict | None = None
     max_tokens: MaxTokens | None = None
     n_probs: Annotated[Int, Field(ge=0)] | None = None
-    t_max_prompt_ms: Any = None
-    t_max_predict_ms: Any = None

@@ -50,7 +50,10 @@ class SamplingFields(RequestModel):
         ]
         | None
     ) = None
-    samplers: list[str] | str | None = None
+    samplers: (
+        Annotated[list[str] | str, Field(description="Steps to use, by name or by letter; those left out are off")]
+        | None
+    ) = None
     dynatemp_range: Any = None
     dynatemp_exponent: Any = None
     top_n_sigma: Any = None
