@@ -193,6 +193,16 @@ def test_two_that_compute_the_same_at_the_same_time_keep_one_copy() -> None:
     assert d.cache.pool.n_used == -(-n // 64)
 
 
+def test_two_prompts_computed_in_one_ubatch_keep_one_copy() -> None:
+    d = driver(hold_tokens=10_000)
+    for _ in range(2):
+        d.add(text(150), max_tokens=4)
+    assert d.step().n_tokens == 300
+    a, b = (s.blocks.tolist() for s in d.step().sequences)
+    assert a[:2] == b[:2] and a[2] != b[2]
+    d.drain()
+
+
 def test_a_copy_that_does_not_lie_in_order_is_not_exchanged() -> None:
     """The tree has the first block from above the second block of someone who computed both himself."""
     pool = BlockPool(4)
@@ -286,6 +296,14 @@ def test_snapshots_keep_to_their_budget_least_recently_used_first() -> None:
         assert len(d.cache.snapshots) <= 4
     assert cached(ask(d, text(100, seed=5), 1)) == 99
     assert cached(ask(d, text(100, seed=1), 1)) == 0
+
+
+def test_a_snapshot_that_is_used_stays() -> None:
+    d = recurrent(snapshot_budget_bytes=60)
+    for seed in (1, 2, 3, 1, 4):  # two each: the prompt's end minus one, and the answer's end
+        ask(d, text(100, seed=seed), 1)
+    assert cached(ask(d, text(100, seed=1), 1)) == 99
+    assert cached(ask(d, text(100, seed=2), 1)) == 0
 
 
 def test_snapshots_go_with_the_kv_they_need() -> None:
