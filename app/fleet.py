@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from app.engine.device import Device
 from app.engine.devices.numpy import NumpyDevice
@@ -15,34 +16,45 @@ from app.rpc.device import RpcDevice
 log = logging.getLogger(__name__)
 
 
-def _cpu(threads: int | None, memory_limit_bytes: int | None) -> Device:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalOptions:
+    """How local devices are opened. None: one thread per core, no limit, the best kernels."""
+
+    threads: int | None = None
+    memory_limit_bytes: int | None = None
+    cpu_variant: str | None = None
+
+
+def _cpu(options: LocalOptions) -> Device:
     """The native CPU device, or the reference device where the native part was not built."""
     try:
         from app.engine.devices.cpu import CpuDevice
     except ImportError as error:  # a wheel of Python alone
         log.warning("the native CPU kernels are not there (%s); running on numpy, which is many times slower", error)
-        return NumpyDevice("CPU", n_threads=threads or os.cpu_count() or 1, memory_limit_bytes=memory_limit_bytes)
-    return CpuDevice("CPU", n_threads=threads, memory_limit_bytes=memory_limit_bytes)
+        return _numpy(options, "CPU")
+    return CpuDevice("CPU", options.threads, options.memory_limit_bytes, variant=options.cpu_variant)
 
 
-def _numpy(threads: int | None, memory_limit_bytes: int | None) -> Device:
-    return NumpyDevice("NUMPY", n_threads=threads or os.cpu_count() or 1, memory_limit_bytes=memory_limit_bytes)
+def _numpy(options: LocalOptions, name: str = "NUMPY") -> Device:
+    n_threads = options.threads or os.cpu_count() or 1
+    return NumpyDevice(name, n_threads=n_threads, memory_limit_bytes=options.memory_limit_bytes)
 
 
-LOCAL_DEVICES: dict[str, Callable[[int | None, int | None], Device]] = {"CPU": _cpu, "NUMPY": _numpy}
+ANY = LocalOptions()
+LOCAL_DEVICES: dict[str, Callable[[LocalOptions], Device]] = {"CPU": _cpu, "NUMPY": _numpy}
 
 
-def open_local(names: Sequence[str], threads: int | None, memory_limit_bytes: int | None = None) -> list[Device]:
+def open_local(names: Sequence[str] = (), options: LocalOptions = ANY) -> list[Device]:
     """Local devices by name; none named: the best there is. Raises ConfigError for a name that is not known."""
     devices = []
     for name in names or ("CPU",):
         if name.upper() not in LOCAL_DEVICES:
             raise ConfigError(f"no local device is called {name!r}; there are {', '.join(LOCAL_DEVICES)}")
-        devices.append(LOCAL_DEVICES[name.upper()](threads, memory_limit_bytes))
+        devices.append(LOCAL_DEVICES[name.upper()](options))
     return devices
 
 
-def open_devices(names: Sequence[str], rpc: Sequence[str], threads: int | None) -> list[Device]:
+def open_devices(names: Sequence[str], rpc: Sequence[str], options: LocalOptions = ANY) -> list[Device]:
     """Devices in layer order. Names are those of local devices and RPC0, RPC1, ... for what the endpoints offer.
 
     None named: every remote device if there are endpoints, else the best local one. What is opened and not used is
@@ -53,14 +65,14 @@ def open_devices(names: Sequence[str], rpc: Sequence[str], threads: int | None) 
         for endpoint in rpc:
             remote.extend(connect(endpoint, first_index=len(remote)))
         if not names:
-            return remote or open_local((), threads)
-        return _chosen(names, remote, threads)
+            return remote or open_local((), options)
+        return _chosen(names, remote, options)
     except BaseException:
         close_all(remote)
         raise
 
 
-def _chosen(names: Sequence[str], remote: Sequence[Device], threads: int | None) -> list[Device]:
+def _chosen(names: Sequence[str], remote: Sequence[Device], options: LocalOptions) -> list[Device]:
     by_name = {f"RPC{number}": device for number, device in enumerate(remote)}
     if len(set(map(str.upper, names))) != len(names):
         raise ConfigError(f"--device {','.join(names)} names a device twice")
@@ -69,7 +81,7 @@ def _chosen(names: Sequence[str], remote: Sequence[Device], threads: int | None)
     if unknown:
         raise ConfigError(f"no device is called {unknown[0]!r}; there are {', '.join(known)}")
     chosen = [
-        by_name.pop(name.upper()) if name.upper() in by_name else open_local((name,), threads)[0] for name in names
+        by_name.pop(name.upper()) if name.upper() in by_name else open_local((name,), options)[0] for name in names
     ]
     close_all(list(by_name.values()))
     return chosen

@@ -83,6 +83,10 @@ class CommonSettings:
         None, "-t", "--threads", convert=integer(1), metavar="N", panel=DEVICES,
         help="Threads of the CPU device; default: one per core.",
     )  # fmt: skip
+    cpu_variant: str | None = option(
+        None, "--cpu-variant", metavar="NAME", panel=DEVICES,
+        help="Kernels of the CPU device, such as avx2; default: the fastest. Changes speed, not bits.",
+    )  # fmt: skip
     config: Path | None = option(
         None, "--config", convert=existing_file, metavar="FILE", help="Settings in TOML, one table per command.",
         panel=OUTPUT,

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from app import fleet, report
+from app.bootstrap.local_options import local_options
 from app.settings import DevicesSettings
 
 
 def list_devices(settings: DevicesSettings) -> int:
     """Print local devices and those of workers."""
-    found = fleet.open_local((), settings.threads)
+    options = local_options(settings)
+    found = fleet.open_local((), options)
     try:
         if settings.rpc:
-            found += fleet.open_devices((), settings.rpc, settings.threads)
+            found += fleet.open_devices((), settings.rpc, options)
         report.print_table(report.device_table(found))
     finally:
         fleet.close_all(found)

@@ -9,6 +9,7 @@ from datetime import datetime
 
 from app import fleet, models_store, report
 from app.bootstrap.loading import Loading, Opened, Placed
+from app.bootstrap.local_options import local_options
 from app.engine.device import Device
 from app.engine.front import ServiceFront
 from app.engine.gguf.reader import GGUFFile
@@ -47,7 +48,7 @@ def plan(settings: ServeSettings) -> int:
 
 
 def _open_devices(settings: ServeSettings) -> list[Device]:
-    devices = fleet.open_devices(settings.device, settings.rpc, settings.threads)
+    devices = fleet.open_devices(settings.device, settings.rpc, local_options(settings))
     if settings.split_mode == "none":
         fleet.close_all(devices[1:])
         return devices[:1]

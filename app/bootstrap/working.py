@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from app import fleet
+from app.bootstrap.local_options import local_options
 from app.listening import is_loopback
 from app.rpc import worker as rpc_worker
 from app.rpc.worker import Worker
@@ -15,7 +16,7 @@ log = logging.getLogger(__name__)
 
 def work(settings: WorkerSettings) -> int:
     """Serve local devices over RPC until a signal comes."""
-    devices = fleet.open_local(settings.device, settings.threads)
+    devices = fleet.open_local(settings.device, local_options(settings))
     major, minor = settings.protocol.split(".")
     served = Worker(
         devices,

@@ -1,7 +1,7 @@
 """The native CPU device: compiled programs over this machine's memory.
 
 All variants of the kernels compute the same bits, so they share one `kernel_variant`; which of them runs is told by the
-device's description. `TANDEM_CPU_VARIANT` names one to run instead of the fastest.
+device's description.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from app.errors import ConfigError, DeviceError, UnsupportedOp
 
 #: Names the arithmetic. To be changed whenever a kernel's order of operations changes.
 KERNEL_VARIANT = "cpu-exact-1"
-VARIANT_SETTING = "TANDEM_CPU_VARIANT"
 
 #: A record of native code's table of tensors: type, op, flags, view; ne; nb; parameters; sources; address, room, uses.
 _RECORD = struct.Struct("<iiIi4q4q16i10iQqq")
@@ -37,15 +36,14 @@ _BOOKS: dict[GGMLType, tuple[int, GridName]] = {
 }
 
 
-def chosen_variant() -> str:
-    """The kernels to run: what the environment asks for, or the fastest. Raises ConfigError."""
+def chosen_variant(wanted: str | None) -> str:
+    """The kernels to run: those asked for, or the fastest. Raises ConfigError."""
     known = _cpu.variants()
-    wanted = os.environ.get(VARIANT_SETTING, "").strip().lower()
-    if not wanted:
+    if wanted is None:
         return known[0]
-    if wanted not in known:
-        raise ConfigError(f"{VARIANT_SETTING}={wanted}: this machine runs {', '.join(known)}")
-    return wanted
+    if wanted.lower() not in known:
+        raise ConfigError(f"this machine has no {wanted!r} kernels; it runs {', '.join(known)}")
+    return wanted.lower()
 
 
 def physical_cores() -> int:
@@ -81,7 +79,10 @@ class CpuHandle(HostHandle):
 
 
 class CpuDevice(HostDevice):
-    """See `HostDevice`. `n_threads` None: one per core. `pin`: bind each thread but the lane's to a CPU of its own."""
+    """See `HostDevice`. `n_threads` None: one per core. `pin`: bind each thread but the lane's to a CPU of its own.
+
+    `variant` names the instruction set to use instead of the best; it changes speed, not bits.
+    """
 
     def __init__(
         self,
@@ -89,8 +90,9 @@ class CpuDevice(HostDevice):
         n_threads: int | None = None,
         memory_limit_bytes: int | None = None,
         pin: bool = False,
+        variant: str | None = None,
     ) -> None:
-        variant = chosen_variant()
+        variant = chosen_variant(variant)
         threads = physical_cores() if n_threads is None else n_threads
         self._engine = _cpu.Engine(variant, threads, pin)  # refuses a bad number before a lane starts
         caps = DeviceCaps(

@@ -1,0 +1,10 @@
+"""What a command's settings say about local devices."""
+
+from __future__ import annotations
+
+from app.fleet import LocalOptions
+from app.settings import CommonSettings
+
+
+def local_options(settings: CommonSettings) -> LocalOptions:
+    return LocalOptions(threads=settings.threads, cpu_variant=settings.cpu_variant)
