@@ -185,9 +185,9 @@ def _devices(settings: DevicesSettings) -> int:
 
 @_command("chat", ChatSettings, "Talk to a running server.")
 def _chat(settings: ChatSettings) -> int:
-    from app import chat
+    from app.chat import chat
 
-    return chat.chat(settings)
+    return chat(settings)
 
 
 @_command("pull", PullSettings, "Fetch a model into the cache.")
