@@ -61,7 +61,9 @@ def bare_peer(ports: Queue[int]) -> None:
 
 def worker_process(ports: Queue[int], device: str, extensions: bool) -> None:
     """A worker with one thread."""
-    worker = Worker(fleet.open_local((device,), 1), WorkerSettings(port=0, extensions=extensions))
+    worker = Worker(
+        fleet.open_local((device,), fleet.LocalOptions(threads=1)), WorkerSettings(port=0, extensions=extensions)
+    )
     worker.start()
     ports.put(worker.port)
     worker.wait()
@@ -171,7 +173,7 @@ def transfers(device: str) -> None:
 def empty_steps(device: str) -> None:
     """What a decode step costs besides computing: a boundary activation, two small inputs, an empty program, a read."""
     with remote_device(device) as tandem, remote_device(device, extensions=False) as stock:
-        near = fleet.open_local((device,), 1)[0]
+        near = fleet.open_local((device,), fleet.LocalOptions(threads=1))[0]
         ways = {"local": _stepper(near), "tandem": _stepper(tandem), "as stock": _stepper(stock)}
         best = compare({name: lambda step=step: [step() for _ in range(100)] for name, step in ways.items()})
         for name, value in best.items():
@@ -198,7 +200,7 @@ def tokens(model: str, device: str) -> None:
     """Prompt and decode speed of a model on a device here and behind a worker, in turns."""
     gguf = GGUFFile.open(model)
     with remote_device(device) as far:
-        near = fleet.open_local((device,), 1)[0]
+        near = fleet.open_local((device,), fleet.LocalOptions(threads=1))[0]
         stacks = {name: Stack(gguf, [where], cache_type=GGMLType.F16) for name, where in (("here", near), ("far", far))}
         prompt = [int(t) for t in np.random.default_rng(1).integers(0, 1000, PROMPT_TOKENS)]
         speeds: dict[str, list[tuple[float, float]]] = {name: [] for name in stacks}

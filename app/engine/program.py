@@ -13,7 +13,7 @@ from app.engine.ggml import VIEW_OPS, GGMLType, Op, Shape, TensorFlag, tensor_by
 
 
 class Buffer:
-    """A piece of one device's memory. Made by `Device.alloc`, valid until `Device.free`; other devices cannot use it."""
+    """A piece of one device's memory. Made by `Device.alloc`, gone at `Device.free`; of no use to other devices."""
 
     __slots__ = ("__weakref__", "device_name", "size_bytes")
 
