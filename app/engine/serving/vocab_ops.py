@@ -69,13 +69,21 @@ def top(logits: Logits, k: int) -> Candidates:
 def log_total(logits: Logits, scale: float = 1.0) -> float:
     """log(sum(exp(logits * scale))), safe for any finite peak."""
     peak = float(logits.max())
-    shifted = (logits - np.float32(peak)) * np.float32(scale)
-    return peak * scale + float(np.log(np.exp(shifted).sum(dtype=np.float64)))
+    weights = _weights(logits, np.float32(peak), np.float32(scale))
+    return peak * scale + float(np.log(weights.sum(dtype=np.float64)))
+
+
+def _weights(logits: Logits, peak: np.float32, scale: np.float32) -> Logits:
+    """exp((logits - peak) * scale), in one array: fresh memory costs more than the arithmetic."""
+    weights: Logits = logits - peak
+    weights *= scale
+    np.exp(weights, out=weights)
+    return weights
 
 
 def draw_from_all(logits: Logits, temperature: float, u: float) -> int:
     """The token at `u` in [0, 1) of the cumulative distribution softmax(logits / temperature), in order of id."""
-    weights = np.exp((logits - logits.max()) / np.float32(temperature))
+    weights = _weights(logits, logits.max(), np.float32(1.0 / temperature))
     starts = np.arange(0, len(weights), 1024)
     sums = np.cumsum(np.add.reduceat(weights, starts, dtype=np.float64))
     mark = u * sums[-1]
