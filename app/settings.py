@@ -137,6 +137,20 @@ class ServeSettings(CommonSettings):
         ("*",), "--cors-origin", convert=words, metavar="ORIGIN,...", help="Web pages that may call.", panel=SERVER
     )
 
+    any_model: bool = switch(
+        True, "--any-model", off_flag="--no-any-model", help="Requests may name any model.", panel=SERVER
+    )
+    metrics: bool = switch(False, "--metrics", help="Serve GET /metrics.", panel=SERVER)
+    slots: bool = switch(True, "--slots", off_flag="--no-slots", help="Serve GET /slots.", panel=SERVER)
+    props: bool = switch(True, "--props", off_flag="--no-props", help="Serve GET /props.", panel=SERVER)
+    reasoning_format: str = option(
+        "auto", "--reasoning-format", convert=choice("auto", "deepseek", "none"), metavar="FORMAT", panel=SERVER,
+        help="none: leave thoughts in the content; else in reasoning_content.",
+    )  # fmt: skip
+    pooling: str = option(
+        "mean", "--pooling", convert=choice("mean", "last"), metavar="KIND", help="Of embeddings.", panel=SERVER
+    )
+
     rpc: tuple[str, ...] = option(
         (), "--rpc", convert=endpoints, metavar="HOST:PORT,...", help="Workers to split the model over.", panel=DEVICES
     )

@@ -12,6 +12,7 @@ from app.bootstrap.loading import Loading, Opened, Placed
 from app.bootstrap.local_options import local_options
 from app.engine.device import Device
 from app.engine.front import ServiceFront
+from app.engine.gguf.file_type import file_type_name
 from app.engine.gguf.reader import GGUFFile
 from app.engine.loader import plan_stages
 from app.engine.models import registry
@@ -125,6 +126,6 @@ def _info(settings: ServeSettings, placed: Placed) -> ModelInfo:
         n_ctx_train=model.n_ctx_train,
         n_ctx=placed.sizes.scheduler.n_ctx,
         n_slots=placed.sizes.scheduler.n_slots,
-        file_type=str(opened.gguf.metadata.get("general.file_type", "unknown")),
+        file_type=file_type_name(opened.gguf.metadata.get("general.file_type")),
         devices=tuple(stage.device.name for stage in placed.stages),
     )

@@ -38,4 +38,10 @@ def _api_options(settings: ServeSettings) -> ApiOptions:
         ),
         cache_prompt=settings.cache_prompt,
         request_timeout_s=settings.timeout,
+        any_model=settings.any_model,
+        pooling=settings.pooling,
+        reasoning_format=settings.reasoning_format,
+        enable_slots=settings.slots,
+        enable_props=settings.props,
+        enable_metrics=settings.metrics,
     )

@@ -17,6 +17,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from app.engine.executor import Executor, Running
 from app.engine.live import LiveRequest
 from app.engine.pooling import PoolingRequest
@@ -24,7 +27,7 @@ from app.engine.request import Embedded, FinishReason, GenerateRequest
 from app.engine.sampling import SamplerFactory
 from app.engine.service import Embedding, ModelInfo, Phase, ServiceStatus, SlotInfo
 from app.engine.serving.scheduler import Scheduler
-from app.engine.serving.types import Choice, Ended, OutputKind, SchedulerConfig, Ubatch
+from app.engine.serving.types import Choice, Ended, Output, OutputKind, SchedulerConfig, Ubatch
 from app.engine.stream import EventStream, Outbox
 from app.engine.text.templates import ChatTemplate
 from app.engine.text.tokenizer import Tokenizer
@@ -240,41 +243,47 @@ class Engine:
         except TandemError as error:
             self._on_device_error(error)
             return
+        self._report_progress(running.ubatch)
         choices: dict[str, Choice] = {}
         wanted = {output.row for output in self._scheduler.live_samples(running.ubatch)}
-        for output, logits in zip(running.ubatch.outputs, rows, strict=True):
+        for output, row in zip(running.ubatch.outputs, rows, strict=True):
             live = self._live.get(output.request_id)
-            if live is None:
-                continue
-            if isinstance(live, PoolingRequest):
-                is_last = output.kind is OutputKind.SAMPLE
-                live.add(logits, is_last=is_last)
-                if is_last and output.row in wanted:
-                    choices[output.request_id] = Choice(0, stop=True)
-            elif output.kind is OutputKind.PROMPT_LOGPROB:
-                live.add_prompt_logprob(logits, output.target)
-            elif output.row in wanted:
-                choices[output.request_id] = self._draw(live, logits, output.position)
-        now = self._clock()
-        for ended in self._scheduler.commit(running.ubatch, choices, now):
+            choice = None if live is None else self._use_row(live, output, row, is_wanted=output.row in wanted)
+            if choice is not None:
+                choices[output.request_id] = choice
+        for ended in self._scheduler.commit(running.ubatch, choices, self._clock()):
             self._end(ended)
-        self._report_progress(running.ubatch, now)
 
-    def _draw(self, live: LiveRequest, logits: Any, position: int) -> Choice:
+    def _use_row(
+        self, live: LiveRequest | PoolingRequest, output: Output, row: NDArray[np.float32], *, is_wanted: bool
+    ) -> Choice | None:
+        """Give one output row to its request; the token it led to, if it is one to draw from."""
+        if isinstance(live, PoolingRequest):
+            is_last = output.kind is OutputKind.SAMPLE
+            live.add(row, is_last=is_last)
+            return Choice(0, stop=True) if is_last and is_wanted else None
+        if output.kind is OutputKind.PROMPT_LOGPROB:
+            live.add_prompt_logprob(row, output.target)
+            return None
+        return self._draw(live, row, output.position) if is_wanted else None
+
+    def _draw(self, live: LiveRequest, logits: NDArray[np.float32], position: int) -> Choice:
         token, delta = live.draw(logits, position, self._clock())
         self._counters["tokens_predicted_total"] += 1
         if delta is not None:
             self._outbox.put(live.stream, delta)
         return Choice(token, stop=live.answer.finish_reason is FinishReason.STOP)
 
-    def _report_progress(self, ubatch: Ubatch, now: float) -> None:
+    def _report_progress(self, ubatch: Ubatch) -> None:
+        """Tell prompts how far this ubatch brought them, before any token it led to."""
         for sequence in ubatch.sequences:
             live = self._live.get(sequence.request_id)
             if not isinstance(live, LiveRequest) or sequence.is_decode or not live.request.report_progress:
                 continue
             report = self._scheduler.report(sequence.request_id)
             if report is not None:
-                self._outbox.put(live.stream, live.progress(report, now))
+                n_processed = min(sequence.n_visible, report.prompt_tokens)
+                self._outbox.put(live.stream, live.progress(report, n_processed, self._clock()))
 
     # -- beginnings and endings ------------------------------------------------------------------------------------
 

@@ -54,11 +54,11 @@ class LiveRequest:
         self._started_s = now_s
         return Started(prompt_tokens=report.prompt_tokens, cached_tokens=report.cached_tokens)
 
-    def progress(self, report: Report, now_s: float) -> Progress:
+    def progress(self, report: Report, processed_tokens: int, now_s: float) -> Progress:
         return Progress(
             prompt_tokens=report.prompt_tokens,
             cached_tokens=report.cached_tokens,
-            processed_tokens=report.processed_tokens,
+            processed_tokens=processed_tokens,
             elapsed_ms=(now_s - self._started_s) * _MS,
         )
 

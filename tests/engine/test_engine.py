@@ -102,6 +102,8 @@ def test_progress_is_told_when_asked(open_: OpenEngine) -> None:
     events = asyncio.run(collect(open_(n_ubatch=32), request("a", PROMPT, 2, report_progress=True)))
     seen = [event.processed_tokens for event in events if isinstance(event, Progress)]
     assert seen == sorted(seen) and seen[-1] == len(PROMPT) and len(seen) >= 3
+    kinds = [type(event) for event in events]
+    assert kinds.index(Delta) > max(at for at, kind in enumerate(kinds) if kind is Progress)
 
 
 def test_prompt_logprobs_cover_every_token_and_ignore_chunking(open_: OpenEngine) -> None:
