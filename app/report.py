@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 import time
@@ -82,9 +83,13 @@ def print_table(table: Table) -> None:
 
 
 def curl_line(url: str, needs_key: bool) -> str:
-    """A command to paste: one streamed chat."""
+    """A command to paste: one streamed chat, greedy and with an instruction that even a very small model follows."""
     key = " -H 'Authorization: Bearer YOUR_KEY'" if needs_key else ""
-    body = '{"messages":[{"role":"user","content":"What is the capital of France?"}],"stream":true}'
+    messages = [
+        {"role": "system", "content": "Answer in one short sentence."},
+        {"role": "user", "content": "What is the capital of France?"},
+    ]
+    body = json.dumps({"messages": messages, "temperature": 0, "stream": True}, separators=(",", ":"))
     return f"curl -N {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d {shlex.quote(body)}"
 
 
