@@ -18,6 +18,18 @@ constexpr float kNone = -__builtin_inff();
 
 int64_t padded(int64_t n) { return (n + kWide - 1) / kWide * kWide; }
 
+// Cells of a block, as a kernel reads them: rows of floats unpacked before, or half floats where they lie in the cache.
+struct FloatCells {
+    const float *first;
+    int64_t stride;
+    TANDEM_INLINE Wide load(int64_t cell, int64_t i) const { return wide_load(first + cell * stride + i); }
+};
+struct HalfCells {
+    const uint16_t *first;
+    int64_t stride;
+    TANDEM_INLINE Wide load(int64_t cell, int64_t i) const { return wide_load_f16(first + cell * stride + i); }
+};
+
 // What a tile of rows works with; in the thread's scratch.
 struct Room {
     float *q;       // [rows][dk]
@@ -70,18 +82,17 @@ void load_rows(const Attention &a, Type type, const char *base, int64_t stride, 
     }
 }
 
-// Scores of kRows rows against all cells, kSums of them at a time.
-template <int kRows>
-void score_rows(const float *const *q, const float *k, int64_t dk, float *const *scores) {
+// Scores of kRows rows against the cells before `last`, kSums at a time (which may be a few more).
+template <int kRows, class Cells>
+void score_rows(const float *const *q, Cells k, int last, int64_t dk, float *const *scores) {
     constexpr int kTogether = kSums / kRows;  // cells
     const auto place = [](int r, int c) { return fold_place(r * kTogether + c); };  // sums come out row by row
-    for (int c = 0; c < kCells; c += kTogether) {
+    for (int c = 0; c < last; c += kTogether) {
         Wide acc[kSums];
         TANDEM_UNROLL
         for (int i = 0; i < kSums; ++i) {
             acc[i] = wide(0.0f);
         }
-        const float *cell = k + c * dk;
         for (int64_t i = 0; i < dk; i += kWide) {
             Wide qs[kRows];
             TANDEM_UNROLL
@@ -90,7 +101,7 @@ void score_rows(const float *const *q, const float *k, int64_t dk, float *const 
             }
             TANDEM_UNROLL
             for (int j = 0; j < kTogether; ++j) {
-                const Wide ks = wide_load(cell + j * dk + i);
+                const Wide ks = k.load(c + j, i);
                 TANDEM_UNROLL
                 for (int r = 0; r < kRows; ++r) {
                     acc[place(r, j)] = fma(qs[r], ks, acc[place(r, j)]);
@@ -124,8 +135,8 @@ TANDEM_INLINE void each_columns(int64_t dv, F f) {
 }
 
 // acc[r] += weights[r][c] * v[c] for the cells [first, last) in order.
-template <int kRows>
-void add_values(const float *const *weights, const float *v, int first, int last, int64_t dv, float *const *acc) {
+template <int kRows, class Cells>
+void add_values(const float *const *weights, Cells v, int first, int last, int64_t dv, float *const *acc) {
     each_columns<kParts == 1 ? 4 : 1>(dv, [&](auto columns, int64_t i) [[gnu::always_inline]] {
         constexpr int kN = columns;
         Wide sums[kRows][kN];
@@ -140,7 +151,7 @@ void add_values(const float *const *weights, const float *v, int first, int last
             Wide vs[kN];
             TANDEM_UNROLL
             for (int j = 0; j < kN; ++j) {
-                vs[j] = wide_load(v + c * dv + i + j * kWide);
+                vs[j] = v.load(c, i + j * kWide);
             }
             TANDEM_UNROLL
             for (int r = 0; r < kRows; ++r) {
@@ -162,7 +173,8 @@ void add_values(const float *const *weights, const float *v, int first, int last
 }
 
 // The same for one row and the cells it sees; the others are not touched.
-void add_seen_values(const float *weights, uint64_t seen, const float *v, int64_t dv, float *acc) {
+template <class Cells>
+void add_seen_values(const float *weights, uint64_t seen, Cells v, int64_t dv, float *acc) {
     if (seen == 0) {
         return;
     }
@@ -178,7 +190,7 @@ void add_seen_values(const float *weights, uint64_t seen, const float *v, int64_
             const Wide w = wide(weights[c]);
             TANDEM_UNROLL
             for (int j = 0; j < kN; ++j) {
-                sums[j] = fma(w, wide_load(v + c * dv + i + j * kWide), sums[j]);
+                sums[j] = fma(w, v.load(c, i + j * kWide), sums[j]);
             }
         }
         TANDEM_UNROLL
@@ -314,49 +326,75 @@ void by_rows(int n, F f) {
     }
 }
 
-void process_block(Tile &tile, int64_t block, const int *rows, const uint64_t *seen, int n_active) {
+// The rows that see a block, and what they see of it.
+struct Active {
+    int n;
+    int rows[kAttentionRows];
+    uint64_t seen[kAttentionRows];
+};
+
+template <class Keys, class Values>
+void attend(Tile &tile, const Active &active, int64_t first, int last, Keys k, Values v) {
     const Attention &a = tile.a;
-    const int64_t first = block * kCells;
-    const int64_t n_cells = a.n_kv - first < kCells ? a.n_kv - first : kCells;
-    const char *k = a.k + tile.at.kv_head * a.k_head_stride + tile.at.sequence * a.k_sequence_stride;
-    const char *v = a.v + tile.at.kv_head * a.v_head_stride + tile.at.sequence * a.v_sequence_stride;
-    load_rows(a, a.k_type, k, a.k_stride, first, n_cells, a.dk, tile.room.k);
-    load_rows(a, a.v_type, v, a.v_stride, first, n_cells, a.dv, tile.room.v);
     const float *q[kAttentionRows];
     float *scores[kAttentionRows];
     float *acc[kAttentionRows];
-    for (int i = 0; i < n_active; ++i) {
-        q[i] = tile.room.q + rows[i] * tile.dk;
-        scores[i] = tile.room.scores + rows[i] * kCells;
-        acc[i] = tile.room.acc + rows[i] * tile.dv;
+    for (int i = 0; i < active.n; ++i) {
+        q[i] = tile.room.q + active.rows[i] * tile.dk;
+        scores[i] = tile.room.scores + active.rows[i] * kCells;
+        acc[i] = tile.room.acc + active.rows[i] * tile.dv;
     }
-    by_rows(n_active, [&](auto rows_together, int i) { score_rows<rows_together>(q + i, tile.room.k, tile.dk, scores + i); });
+    by_rows(active.n, [&](auto together, int i) { score_rows<together>(q + i, k, last, tile.dk, scores + i); });
     uint64_t common = ~uint64_t{0};
     uint16_t bias[kCells] = {};
-    for (int i = 0; i < n_active; ++i) {
-        const MaskRow &mask = tile.mask_of(rows[i]);
+    for (int i = 0; i < active.n; ++i) {
+        const int row = active.rows[i];
+        const MaskRow &mask = tile.mask_of(row);
         if (mask.biased) {
-            std::memcpy(bias, mask.values + first, n_cells * sizeof(uint16_t));
+            std::memcpy(bias, mask.values + first, last * sizeof(uint16_t));
         }
-        weigh(a, scores[i], seen[i], mask.biased ? bias : nullptr, slope_of(a, tile.head_of(rows[i])),
-              tile.state[rows[i]], acc[i], tile.dv);
-        common &= seen[i];
+        weigh(a, scores[i], active.seen[i], mask.biased ? bias : nullptr, slope_of(a, tile.head_of(row)),
+              tile.state[row], acc[i], tile.dv);
+        common &= active.seen[i];
     }
     // A run of cells that all rows see is added for all of them at once; what a row sees before and behind it, alone.
     const int run = common ? __builtin_ctzll(common) : 0;
-    const uint64_t behind_start = ~(common >> run);
-    const int run_end = common == 0 ? 0 : behind_start == 0 ? kCells : run + __builtin_ctzll(behind_start);
+    const uint64_t hidden = ~(common >> run);
+    const int run_end = common == 0 ? 0 : hidden == 0 ? kCells : run + __builtin_ctzll(hidden);
     const uint64_t below = (uint64_t{1} << run) - 1;
     const uint64_t above = run_end == kCells ? 0 : ~uint64_t{0} << run_end;
-    for (int i = 0; i < n_active; ++i) {
-        add_seen_values(scores[i], seen[i] & below, tile.room.v, tile.dv, acc[i]);
+    for (int i = 0; i < active.n; ++i) {
+        add_seen_values(scores[i], active.seen[i] & below, v, tile.dv, acc[i]);
     }
-    by_rows(n_active, [&](auto rows_together, int i) {
-        add_values<rows_together>(scores + i, tile.room.v, run, run_end, tile.dv, acc + i);
+    by_rows(active.n, [&](auto together, int i) {
+        add_values<together>(scores + i, v, run, run_end, tile.dv, acc + i);
     });
-    for (int i = 0; i < n_active; ++i) {
-        add_seen_values(scores[i], seen[i] & above, tile.room.v, tile.dv, acc[i]);
+    for (int i = 0; i < active.n; ++i) {
+        add_seen_values(scores[i], active.seen[i] & above, v, tile.dv, acc[i]);
     }
+}
+
+void process_block(Tile &tile, int64_t block, const Active &active) {
+    const Attention &a = tile.a;
+    const int64_t first = block * kCells;
+    uint64_t any = 0;
+    for (int i = 0; i < active.n; ++i) {
+        any |= active.seen[i];
+    }
+    const int last = kCells - __builtin_clzll(any);  // cells from there on nobody sees
+    const char *k = a.k + tile.at.kv_head * a.k_head_stride + tile.at.sequence * a.k_sequence_stride;
+    const char *v = a.v + tile.at.kv_head * a.v_head_stride + tile.at.sequence * a.v_sequence_stride;
+    // Few rows read half floats where they lie; many rows share one unpacking.
+    const bool in_place = active.n <= 4 && a.k_type == Type::F16 && a.v_type == Type::F16 && a.dk == tile.dk &&
+                          a.dv == tile.dv && first + kCells <= a.n_kv;
+    if (in_place) {
+        const HalfCells keys{reinterpret_cast<const uint16_t *>(k + first * a.k_stride), a.k_stride / 2};
+        const HalfCells values{reinterpret_cast<const uint16_t *>(v + first * a.v_stride), a.v_stride / 2};
+        return attend(tile, active, first, last, keys, values);
+    }
+    load_rows(a, a.k_type, k, a.k_stride, first, last, a.dk, tile.room.k);
+    load_rows(a, a.v_type, v, a.v_stride, first, last, a.dv, tile.room.v);
+    attend(tile, active, first, last, FloatCells{tile.room.k, tile.dk}, FloatCells{tile.room.v, tile.dv});
 }
 
 void clear_row(Tile &tile, int row) {
@@ -405,9 +443,8 @@ void attention_tile(const Attention &a, const AttentionTile &at, char *scratch, 
         if (block == INT64_MAX) {
             break;
         }
-        int rows[kAttentionRows];
-        uint64_t seen[kAttentionRows];
-        int n_active = 0;
+        Active active;
+        active.n = 0;
         for (int row = 0; row < tile.n_rows; ++row) {
             const MaskRow &mask = tile.mask_of(row);
             if (next[row] >= end[row] || mask.visible[next[row]] != block) {
@@ -418,11 +455,11 @@ void attention_tile(const Attention &a, const AttentionTile &at, char *scratch, 
                      tile.room.acc + row * tile.dv, tile.dv);
                 clear_row(tile, row);
             }
-            rows[n_active] = row;
-            seen[n_active++] = mask.seen[next[row]];
+            active.rows[active.n] = row;
+            active.seen[active.n++] = mask.seen[next[row]];
             ++next[row];
         }
-        process_block(tile, block, rows, seen, n_active);
+        process_block(tile, block, active);
     }
     for (int row = 0; row < tile.n_rows; ++row) {
         float *acc = tile.room.acc + row * tile.dv;

@@ -1,0 +1,64 @@
+"""llama.cpp under measurement: a process that answers commands on stdin with seconds. See `bench.measured`.
+
+Runs in an interpreter that has llama-cpp-python, and imports nothing else of this repository.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import time
+
+import llama_cpp as llama
+
+
+class Context:
+    def __init__(self, path: str, n_threads: int, n_ctx: int) -> None:
+        self._silence = llama.llama_log_callback(lambda *_: None)
+        llama.llama_log_set(self._silence, ctypes.c_void_p(0))
+        llama.llama_backend_init()
+        model_params = llama.llama_model_default_params()
+        model_params.n_gpu_layers = 0
+        self._model = llama.llama_model_load_from_file(path.encode(), model_params)
+        params = llama.llama_context_default_params()
+        params.n_ctx, params.n_batch, params.n_ubatch = n_ctx, 2048, 512
+        params.n_threads = params.n_threads_batch = n_threads
+        self._context = llama.llama_init_from_model(self._model, params)
+        self._n_vocab = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(self._model))
+        self.n_past = 0
+
+    def forget(self) -> None:
+        llama.llama_memory_clear(llama.llama_get_memory(self._context), True)
+        self.n_past = 0
+
+    def step(self, n_tokens: int) -> None:
+        tokens = [(self.n_past + i) * 7919 % self._n_vocab for i in range(n_tokens)]
+        array = (llama.llama_token * n_tokens)(*tokens)
+        code = llama.llama_decode(self._context, llama.llama_batch_get_one(array, n_tokens))
+        if code != 0:
+            raise RuntimeError(f"llama_decode gave {code}")
+        llama.llama_get_logits(self._context)
+        self.n_past += n_tokens
+
+
+def main() -> None:
+    path, n_threads, n_ctx = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    context = Context(path, n_threads, n_ctx)
+    print("ready", llama.__version__, flush=True)
+    for line in sys.stdin:
+        command, n = line.split()
+        if command == "forget":
+            context.forget()
+            print("0 0", flush=True)
+            continue
+        wall, cpu = time.perf_counter(), time.process_time()
+        if command == "prompt":
+            context.step(int(n))
+        else:
+            for _ in range(int(n)):
+                context.step(1)
+        print(time.perf_counter() - wall, time.process_time() - cpu, flush=True)
+
+
+if __name__ == "__main__":
+    main()
