@@ -50,6 +50,12 @@ $(PEERS)/bin/.complete: | $(BIN)/python
 interop: $(INSTALLED_DEV) $(PEERS)/bin/.complete model  ## the tests against llama.cpp's own workers and client
 	$(BIN)/python -m pytest tests/interop -m interop
 
+FUZZ_SECONDS := 600
+.PHONY: fuzz
+fuzz: $(INSTALLED_DEV)  ## hunt for bytes that a worker trips over, FUZZ_SECONDS long
+	$(BIN)/pip install -q atheris
+	nice $(BIN)/python -m tests.rpc.fuzz_worker $(FUZZ_SECONDS) build/fuzz/corpus
+
 .PHONY: native
 native: $(BIN)/python  ## rebuild the native modules after a change in C++
 	$(BIN)/pip install -q --no-build-isolation --no-deps -e .

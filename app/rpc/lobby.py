@@ -20,6 +20,9 @@ log = logging.getLogger(__name__)
 #: Connections without a HELLO; when more come, the one that has waited longest goes.
 MAX_WAITING = 512
 
+#: Under a flood of strangers the log gets one line in this time.
+COMPLAIN_EVERY_S = 10.0
+
 #: How long to leave the listener alone after the system refused a connection, most likely for want of descriptors.
 REFUSED_PAUSE_S = 0.1
 
@@ -49,6 +52,7 @@ class Lobby:
         self._admit = admit
         self._hello_s = hello_s
         self._guests: dict[int, Guest] = {}  # by descriptor, the longest waiting first
+        self._complained_at = -COMPLAIN_EVERY_S
         self._selector = selectors.DefaultSelector()
         self._wake, self._woken = os.pipe()
         listener.setblocking(False)
@@ -94,17 +98,24 @@ class Lobby:
         except BlockingIOError:  # the client was gone before we looked
             return
         except OSError as error:
-            log.warning("cannot accept a client: %s", error)
-            if self._guests:
-                self._dismiss(next(iter(self._guests.values())), "it waited longest and descriptors are short")
+            self._make_room(f"cannot accept a client: {error}")
             time.sleep(REFUSED_PAUSE_S)
             return
         if len(self._guests) >= MAX_WAITING:
-            self._dismiss(next(iter(self._guests.values())), "too many others wait")
+            self._make_room(f"more than {MAX_WAITING} connections have not said HELLO")
         name = f"{address[0]}:{address[1]}"
         guest = Guest(sock, name, self._new_parser(), time.monotonic() + self._hello_s)
         self._guests[sock.fileno()] = guest
         self._selector.register(sock, selectors.EVENT_READ)
+
+    def _make_room(self, reason: str) -> None:
+        """Hang up on whoever has waited longest."""
+        now = time.monotonic()
+        if now - self._complained_at >= COMPLAIN_EVERY_S:
+            self._complained_at = now
+            log.warning("%s; closing those that waited longest", reason)
+        if self._guests:
+            self._dismiss(next(iter(self._guests.values())))
 
     def _listen_to(self, guest: Guest) -> None:
         try:

@@ -13,10 +13,16 @@ from app.rpc.wire import Command
 
 
 class Tap:
-    """Listens on `port`. `commands` are (command, bytes of its body), over all connections."""
+    """Listens on `port`. `commands` are (command, bytes of its body), over all connections.
 
-    def __init__(self, target: int) -> None:
+    With `keep_bytes`, `requests` holds whole requests up to that size, and `answers` all that came back.
+    """
+
+    def __init__(self, target: int, keep_bytes: int = 0) -> None:
         self.commands: list[tuple[Command, int]] = []
+        self.requests: list[bytes] = []
+        self.answers = bytearray()
+        self._keep_bytes = keep_bytes
         self._target = target
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._listener.getsockname()[1])
@@ -54,6 +60,11 @@ class Tap:
                 command, size = struct.unpack("<BQ", header)
                 self.commands.append((Command(command), size))
                 target.sendall(header)
+                if size <= self._keep_bytes:
+                    body = _exactly(source, size)
+                    self.requests.append(header + body)
+                    target.sendall(body)
+                    continue
                 while size:
                     part = source.recv(min(size, 1 << 20))
                     if not part:
@@ -63,10 +74,11 @@ class Tap:
         with contextlib.suppress(OSError):
             target.shutdown(socket.SHUT_WR)
 
-    @staticmethod
-    def _pass(source: socket.socket, target: socket.socket) -> None:
+    def _pass(self, source: socket.socket, target: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while part := source.recv(1 << 20):
+                if self._keep_bytes:
+                    self.answers += part
                 target.sendall(part)
             target.shutdown(socket.SHUT_WR)
 
@@ -82,8 +94,8 @@ def _exactly(sock: socket.socket, n: int) -> bytes:
 
 
 @contextmanager
-def tapped(port: int) -> Iterator[Tap]:
-    tap = Tap(port)
+def tapped(port: int, keep_bytes: int = 0) -> Iterator[Tap]:
+    tap = Tap(port, keep_bytes)
     try:
         yield tap
     finally:

@@ -1,7 +1,8 @@
 """A worker's session fed with any bytes, in one thread and without a socket, and seeds that reach deep into it.
 
-`python -m tests.rpc.fuzz_worker SECONDS [FOLDER]` hunts with coverage guidance (it needs the package atheris), starting
-from the seeds and what FOLDER holds; what reaches new code is put there.
+`python -m tests.rpc.fuzz_worker SECONDS FOLDER` hunts with coverage guidance (it needs the package atheris), starting from
+the seeds, the corpus beside this file, and what earlier hunts left in FOLDER; what reaches new code is put there. The
+smallest of what reached far is the corpus: every test run goes through it.
 """
 
 from __future__ import annotations
@@ -297,7 +298,7 @@ _GRAPHS: tuple[Callable[[Recorder], None], ...] = (
 )
 
 
-def main(seconds: str = "600", folder: str = str(CORPUS)) -> None:
+def main(seconds: str, folder: str) -> None:
     import atheris
 
     logging.getLogger("app").setLevel(logging.ERROR)
@@ -307,8 +308,15 @@ def main(seconds: str = "600", folder: str = str(CORPUS)) -> None:
         (corpus / f"seed-{number}").write_bytes(seed)
     for name in [name for name in sys.modules if name.startswith(("app.rpc", "app.engine.opcheck"))]:
         _instrument(atheris, sys.modules[name])
-    limits = [f"-max_total_time={seconds}", "-max_len=16384", "-rss_limit_mb=2048", "-timeout=20", "-len_control=0"]
-    atheris.Setup([sys.argv[0], *limits, str(corpus)], one_input)
+    limits = [
+        f"-artifact_prefix={corpus.parent}/",
+        f"-max_total_time={seconds}",
+        "-max_len=16384",
+        "-rss_limit_mb=2048",
+        "-timeout=20",
+        "-len_control=0",
+    ]
+    atheris.Setup([sys.argv[0], *limits, str(corpus), str(CORPUS)], one_input)
     atheris.Fuzz()
 
 
