@@ -1,7 +1,7 @@
 """A worker's session fed with any bytes, in one thread and without a socket, and seeds that reach deep into it.
 
-`python -m tests.rpc.fuzz_worker SECONDS FOLDER` hunts with coverage guidance (it needs the package atheris), starting from
-the seeds, the corpus beside this file, and what earlier hunts left in FOLDER; what reaches new code is put there. The
+`python -m tests.rpc.fuzz_worker SECONDS FOLDER` hunts with coverage guidance (it needs the package atheris), from the
+seeds, the corpus beside this file, and what earlier hunts left in FOLDER; what reaches new code is put there. The
 smallest of what reached far is the corpus: every test run goes through it.
 """
 
@@ -308,14 +308,8 @@ def main(seconds: str, folder: str) -> None:
         (corpus / f"seed-{number}").write_bytes(seed)
     for name in [name for name in sys.modules if name.startswith(("app.rpc", "app.engine.opcheck"))]:
         _instrument(atheris, sys.modules[name])
-    limits = [
-        f"-artifact_prefix={corpus.parent}/",
-        f"-max_total_time={seconds}",
-        "-max_len=16384",
-        "-rss_limit_mb=2048",
-        "-timeout=20",
-        "-len_control=0",
-    ]
+    limits = ["-max_len=16384", "-rss_limit_mb=2048", "-timeout=20", "-len_control=0"]
+    limits += [f"-max_total_time={seconds}", f"-artifact_prefix={corpus.parent}/"]
     atheris.Setup([sys.argv[0], *limits, str(corpus), str(CORPUS)], one_input)
     atheris.Fuzz()
 

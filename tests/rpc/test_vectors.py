@@ -63,8 +63,8 @@ def requests(version: str) -> list[tuple[Any, bytes]]:
     return found
 
 
-def test_both_versions_are_here() -> None:
-    assert VERSIONS == ["6.0", "7.0"]
+def test_vectors_are_here() -> None:
+    assert "7.0" in VERSIONS
 
 
 @pytest.mark.parametrize("version", VERSIONS)
