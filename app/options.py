@@ -20,7 +20,7 @@ from app.errors import ConfigError
 ENV_PREFIX = "TANDEM_"
 
 #: Variables of the build and of the tests; a program that is started beside them must not stumble over them.
-FOREIGN_VARIABLES = frozenset({"TANDEM_NO_NATIVE", "TANDEM_GOLDENS"})
+FOREIGN_VARIABLES = frozenset({"TANDEM_NO_NATIVE", "TANDEM_GOLDENS", "TANDEM_GGML_BASE", "TANDEM_TEMPLATES"})
 
 T = TypeVar("T")
 Convert = Callable[[str], Any]
