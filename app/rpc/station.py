@@ -9,6 +9,9 @@ from app.engine.device import Device, DeviceMemory, Handle
 from app.engine.program import Buffer
 from app.errors import OutOfDeviceMemory
 
+#: Host memory in larger pieces comes fresh from the system, which has zeroed it; smaller ones are used again.
+RECYCLED_BYTES = 64 << 20
+
 
 class Station:
     """One device with its accounts. Thread-safe."""
@@ -34,7 +37,7 @@ class Station:
         return DeviceMemory(min(left, device.free_bytes) if device.total_bytes else left, self._limit_bytes)
 
     def alloc(self, size_bytes: int) -> Buffer | None:
-        """Memory for a client, or None when the limit or the device refuses."""
+        """Memory for a client, free of what others left in it, or None when the limit or the device refuses."""
         if size_bytes > self.device.caps.max_buffer_bytes:
             return None
         with self._lock:
@@ -42,11 +45,14 @@ class Station:
                 return None
             self._used_bytes += size_bytes
         try:
-            return self.device.alloc(size_bytes)
+            buffer = self.device.alloc(size_bytes)
         except (OutOfDeviceMemory, MemoryError):
             with self._lock:
                 self._used_bytes -= size_bytes
             return None
+        if size_bytes <= RECYCLED_BYTES or self.device.host_view(buffer, 0, 0) is None:
+            self.device.fill(buffer, 0, size_bytes, 0)
+        return buffer
 
     def free(self, buffer: Buffer) -> None:
         self.device.free(buffer)

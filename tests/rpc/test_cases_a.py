@@ -95,6 +95,16 @@ def test_two_clients_do_not_see_each_other(worker: Worker) -> None:
         wait_until(lambda: watcher.free_memory() == free)
 
 
+def test_memory_tells_nothing_of_the_client_before(worker: Worker) -> None:
+    record = {"type_": 24, "ne": (4096, 1, 1, 1), "nb": (1, 4096, 4096, 4096)}
+    for _ in range(20):
+        with RawClient(worker.port) as client:
+            handle, base = client.alloc(4096)
+            assert client.get(tensor(1, handle, base, **record), 4096) == bytes(4096)
+            client.tell(5, struct.pack("<QB", handle, 0x5A))
+            assert client.get(tensor(1, handle, base, **record), 4096) == b"\x5a" * 4096
+
+
 # -- A07: recompute -----------------------------------------------------------------------------------------------
 
 
