@@ -150,9 +150,9 @@ class Device(ABC):
         """
         del on_lost
 
-    def allow_blocking(self) -> None:
-        """Tell the device that its callers wait anyway: calls may block until their work is done, if that is faster."""
-        return
+    def allow_blocking(self, allowed: bool = True) -> None:
+        """Tell the device whether callers wait anyway: calls may block until their work is done, if that is faster."""
+        del allowed
 
     def host_view(self, buffer: Buffer, offset: int, size_bytes: int) -> memoryview | None:
         """The bytes of a region where they lie, to read and to write; None where memory is not this process's own.

@@ -43,12 +43,12 @@ class Lane:
         self._thread = threading.Thread(target=self._work, name=f"lane-{name}", daemon=True)
         self._thread.start()
 
-    def allow_blocking(self) -> None:
-        """From now on a job that finds the lane idle is done in the thread that submits it.
+    def allow_blocking(self, allowed: bool = True) -> None:
+        """Whether from now on a job that finds the lane idle is done in the thread that submits it.
 
         For callers who wait anyway, such as the sessions of a worker: it saves two changes of thread per job.
         """
-        self._callers_may_block = True
+        self._callers_may_block = allowed
 
     def submit(self, work: Callable[[], Any]) -> None:
         """Queue a job nobody waits for; its error surfaces at the next read or event."""

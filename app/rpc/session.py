@@ -18,6 +18,7 @@ from app.engine.ggml import Op, TensorFlag
 from app.engine.program import PlacedTensor
 from app.errors import DeviceError, InternalError, RemoteProtocolError, TandemError
 from app.rpc import messages as m
+from app.rpc.answers import Answers, Staging
 from app.rpc.client_socket import ClientSocket
 from app.rpc.graphs import Graph, Graphs
 from app.rpc.holdings import Holdings, Spot
@@ -37,6 +38,9 @@ log = logging.getLogger(__name__)
 #: Bulk data goes from the socket to a device whose memory is not ours, and back, in pieces of this size.
 PIECE_BYTES = 1 << 20
 
+#: Inputs and results from this size on are moved while the device computes the one before or the next.
+OVERLAP_BYTES = 256 << 10
+
 #: A 6.0 client does not say what a weight is; like a stock worker we keep whatever is longer than this.
 KEPT_ABOVE_BYTES_6_0 = 10 << 20
 
@@ -53,9 +57,15 @@ class Session:
         self._socket = ClientSocket(sock, parser, hello_s=settings.hello_s, idle_s=settings.idle_s)
         self._holdings = Holdings(worker.stations, worker.new_address)
         self._graphs = Graphs(self._holdings, client)
+        self._answers = Answers(self._socket, self._check, self._answers_ended)
+        self._staging = Staging()
         self._understands_notices = False
         #: Devices that were given work since they were last seen to be done with all of it.
         self._busy: set[Station] = set()
+        #: The end of the last run on each device.
+        self._runs: dict[Station, Future[None]] = {}
+        #: Bulk bytes written since the last run: whether the next one belongs to a prompt.
+        self._bulk_bytes = 0
         self._failure: str | None = None
 
     def run(self) -> None:
@@ -71,6 +81,7 @@ class Session:
         except Exception:
             log.exception("a bug in this worker ended the session of client %s", self.client)
         finally:
+            self._answers.close()
             if reason is not None:
                 log.warning("closed client %s: %s", self.client, reason)
                 if self._understands_notices:
@@ -102,11 +113,21 @@ class Session:
         self._busy.add(station)
         return station.device
 
+    def _is_computing(self, station: Station) -> bool:
+        """Whether a graph of this client runs, or is about to: then nothing is waited for that waits for it."""
+        run = self._runs.get(station)
+        return run is not None and not run.done()
+
+    def _answers_ended(self, error: BaseException) -> None:
+        if self._failure is None and isinstance(error, TandemError):
+            self._failure = str(error)
+        self._socket.stop_reading()
+
     def _answer(self, command: Command, answer: Any) -> None:
         self._check()
         layout = self._specs[command].answer
         assert layout is not None
-        self._socket.send(encode_answer(layout, answer))
+        self._answers.send(encode_answer(layout, answer))
 
     # -- facts ----------------------------------------------------------------------------------------------------
 
@@ -121,6 +142,12 @@ class Session:
     def _get_alignment(self, request: m.GetAlignment) -> None:
         """The cheapest answer is also the client's event: it proves that everything before it is done."""
         station = self._holdings.station(request.device)
+        if self._is_computing(station):
+            layout = self._specs[request.command].answer
+            assert layout is not None
+            answer = encode_answer(layout, m.Value(station.device.caps.alignment_bytes))
+            self._answers.send_later(station.device.record(), answer, then=lambda: None)
+            return
         if station in self._busy:
             station.device.record().result()
             self._busy.discard(station)
@@ -183,7 +210,15 @@ class Session:
         return bool(request.cache) or (self._worker.settings.version == (6, 0) and size > KEPT_ABOVE_BYTES_6_0)
 
     def _receive(self, spot: Spot, size: int, keeper: CacheWriter | None) -> None:
-        """Bulk data into a device: straight from the socket where its memory is ours, else piece by piece."""
+        """Bulk data into a device: straight from the socket where its memory is ours, else piece by piece.
+
+        While the device computes they are received all the same and wait here for their turn.
+        """
+        if size >= OVERLAP_BYTES:
+            self._bulk_bytes += size
+            if self._is_computing(spot.station) and (staged := self._staging.take(size)) is not None:
+                self._receive_ahead(spot, staged, keeper)
+                return
         view = self._host_view(spot, size)
         if view is None:
             self._receive_in_pieces(spot, size, keeper)
@@ -194,6 +229,13 @@ class Session:
             self._socket.receive_payload(piece)
             if keeper is not None:
                 keeper.add(piece)
+
+    def _receive_ahead(self, spot: Spot, staged: memoryview, keeper: CacheWriter | None) -> None:
+        self._socket.receive_payload(staged)
+        if keeper is not None:
+            keeper.add(staged)
+        written = self._work_for(spot.station).write(spot.buffer, spot.offset, staged)
+        written.add_done_callback(lambda _: self._staging.give(staged))
 
     def _receive_in_pieces(self, spot: Spot, size: int, keeper: CacheWriter | None) -> None:
         """Each piece is handed to the device while the next arrives; memory does not grow with `size`."""
@@ -238,9 +280,16 @@ class Session:
     def _send(self, spot: Spot, size: int) -> None:
         """A device's bytes as an answer: where they lie if possible, else one piece is fetched while one is sent."""
         header: bytes = ANSWER_HEADER.pack(size)
+        computing = self._is_computing(spot.station)
+        if computing and (staged := self._staging.take(size)) is not None:
+            ready = spot.station.device.read(spot.buffer, spot.offset, size, staged)
+            self._answers.send_later(ready, header, staged, then=lambda: self._staging.give(staged))
+            return
+        self._answers.drain()
+        self._check()
         view = self._host_view(spot, size)
         if view is not None:
-            self._socket.send(header, view)
+            self._answers.send(header, view)
             return
         device = spot.station.device
         following = device.read(spot.buffer, spot.offset, min(PIECE_BYTES, size))
@@ -251,7 +300,7 @@ class Session:
                 at = spot.offset + start + len(piece)
                 following = device.read(spot.buffer, at, min(PIECE_BYTES, rest))
             self._check()
-            self._socket.send(header, piece)
+            self._answers.send(header, piece)
             header = b""
         self._busy.discard(spot.station)
 
@@ -291,7 +340,7 @@ class Session:
             reason = b""
         except DeviceError as error:
             reason = str(error).encode()[:MAX_TEXT_ANSWER_BYTES]
-        self._socket.send(ANSWER_HEADER.pack(len(reason)), reason)
+        self._answers.send(ANSWER_HEADER.pack(len(reason)), reason)
 
     def _graph_run(self, request: m.GraphRun) -> None:
         self._run(self._graphs.kept(request.device, request.graph_id))
@@ -301,7 +350,10 @@ class Session:
 
     def _run(self, graph: Graph) -> None:
         self._busy.add(graph.station)
-        graph.station.run(graph.handle).add_done_callback(self._ran)
+        ended = graph.station.run(graph.handle, at_once=self._bulk_bytes == 0)
+        self._bulk_bytes = 0
+        self._runs[graph.station] = ended
+        ended.add_done_callback(self._ran)
 
     def _ran(self, event: Future[None]) -> None:
         """A graph that failed has no answer that could say so: the connection ends."""
@@ -320,7 +372,7 @@ class Session:
             {"kind": c.kind, "kernel_variant": c.kernel_variant, "description": c.description or c.kind} for c in caps
         ]
         text = json.dumps({"devices": devices, "keeps_weights": not self._worker.weights.is_empty}).encode()
-        self._socket.send(ANSWER_HEADER.pack(len(text)), text)
+        self._answers.send(ANSWER_HEADER.pack(len(text)), text)
 
     def _write_batch(self, request: m.WriteBatch) -> None:
         items = request.items
@@ -337,7 +389,7 @@ class Session:
 
     def _put(self, spot: Spot, data: memoryview) -> None:
         """A few bytes into a device. They are copied: `data` changes when the next request comes in."""
-        view = self._host_view(spot, len(data))
+        view = None if self._is_computing(spot.station) else self._host_view(spot, len(data))
         if view is not None:
             view[:] = data
         else:

@@ -59,11 +59,15 @@ class Station:
         with self._lock:
             self._used_bytes -= buffer.size_bytes
 
-    def run(self, handle: Handle) -> Future[None]:
+    def run(self, handle: Handle, *, at_once: bool) -> Future[None]:
         """Run a program; the event fails with whatever goes wrong in it.
+
+        `at_once`: in the caller's thread if the device is idle, which saves two changes of thread; otherwise the caller
+        goes on while the device computes.
 
         Run and event enter the lane together, so that an error never surfaces in another client's call.
         """
         with self._lock:
+            self.device.allow_blocking(at_once)
             self.device.run(handle)
             return self.device.record()

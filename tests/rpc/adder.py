@@ -121,8 +121,8 @@ class Adder(Device):
         view: memoryview = self._lane.call(lambda: _bytes(buffer)[offset : offset + size_bytes].data).result()
         return view
 
-    def allow_blocking(self) -> None:
-        self._lane.allow_blocking()
+    def allow_blocking(self, allowed: bool = True) -> None:
+        self._lane.allow_blocking(allowed)
 
     def close(self) -> None:
         self._lane.close()

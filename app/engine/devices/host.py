@@ -298,8 +298,8 @@ class HostDevice(Device):
         self._require_open()
         return self._lane.call(lambda: None, surfaces=True)
 
-    def allow_blocking(self) -> None:
-        self._lane.allow_blocking()
+    def allow_blocking(self, allowed: bool = True) -> None:
+        self._lane.allow_blocking(allowed)
 
     def host_view(self, buffer: Buffer, offset: int, size_bytes: int) -> memoryview:
         self._require_open()

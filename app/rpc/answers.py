@@ -1,0 +1,120 @@
+"""A worker's answers to one client, in the order of its questions.
+
+What is known at once is sent at once, by the session itself. Bytes that a device is still computing wait on a thread of
+their own, with everything behind them, so that the session goes on to receive the input of the next computation.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from app.errors import TandemError
+from app.rpc.client_socket import ClientSocket
+
+#: What inputs and answers of one client may take of this machine's memory while they wait for a device.
+STAGING_BYTES = 64 << 20
+
+
+class Staging:
+    """Memory in which bulk data waits, kept for the next of the same size. Thread-safe."""
+
+    def __init__(self, limit_bytes: int = STAGING_BYTES) -> None:
+        self._left_bytes = limit_bytes
+        self._free: dict[int, list[memoryview]] = {}
+        self._lock = threading.Lock()
+
+    def take(self, size_bytes: int) -> memoryview | None:
+        """Memory of this size until it is given back; None when too much is out already."""
+        with self._lock:
+            if size_bytes > self._left_bytes:
+                return None
+            self._left_bytes -= size_bytes
+            kept = self._free.get(size_bytes)
+            if kept:
+                return kept.pop()
+            self._free.clear()  # sizes change rarely: what is kept never exceeds the limit by much
+        return memoryview(bytearray(size_bytes))
+
+    def give(self, piece: memoryview) -> None:
+        with self._lock:
+            self._left_bytes += len(piece)
+            self._free.setdefault(len(piece), []).append(piece)
+
+
+class Answers:
+    """The sending half of a session. `send` and `send_later` are for the session's thread alone.
+
+    `check` raises when nothing may be answered any more; `on_error` is told, on the other thread, why answers ended.
+    """
+
+    def __init__(
+        self, socket: ClientSocket, check: Callable[[], None], on_error: Callable[[BaseException], None]
+    ) -> None:
+        self._socket = socket
+        self._check = check
+        self._on_error = on_error
+        self._waiting: deque[Callable[[], None]] = deque()
+        self._wake = threading.Condition()
+        self._closed = False
+        self._thread: threading.Thread | None = None
+
+    def send(self, *buffers: bytes | memoryview) -> None:
+        """Send an answer, or queue it behind those that wait; `buffers` must stay as they are."""
+        with self._wake:
+            if self._waiting:
+                self._waiting.append(lambda: self._socket.send(*buffers))
+                return
+        self._socket.send(*buffers)
+
+    def send_later(self, ready: Future[Any], *buffers: bytes | memoryview, then: Callable[[], None]) -> None:
+        """Send an answer when a future has resolved; `then` is called when `buffers` may change again."""
+
+        def answer() -> None:
+            try:
+                ready.result()
+                self._check()
+                self._socket.send(*buffers)
+            finally:
+                then()
+
+        with self._wake:
+            self._waiting.append(answer)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="rpc-answer", daemon=True)
+                self._thread.start()
+            self._wake.notify_all()
+
+    def drain(self) -> None:
+        """Wait until nothing waits."""
+        with self._wake:
+            self._wake.wait_for(lambda: not self._waiting)
+
+    def close(self) -> None:
+        """Wait until everything is answered, or cannot be."""
+        with self._wake:
+            self._closed = True
+            self._wake.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        failed = False
+        while True:
+            with self._wake:
+                self._wake.wait_for(lambda: self._waiting or self._closed)
+                if not self._waiting:
+                    return
+                answer = self._waiting[0]
+            try:
+                if not failed:
+                    answer()
+            except (TandemError, OSError) as error:
+                failed = True
+                self._on_error(error)
+            with self._wake:
+                self._waiting.popleft()
+                self._wake.notify_all()
