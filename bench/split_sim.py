@@ -1,0 +1,224 @@
+"""How well stages overlap on more devices than this machine has cores: stand-ins behind real workers and sockets.
+
+`python -m bench.split_sim [--slot-ms 200] [--stages 2,3,4,8] [--links-ms 0,1,10]` splits nothing real: every stage is a
+device that sleeps for one slot per ubatch, in a process of its own, behind a real worker, a real connection and a link
+with a delay. What is measured is everything else: dispatchers, boundary futures, sockets, sessions.
+
+Prompt: 64 ubatches with boundaries of 4 MiB, against (64 + stages - 1) slots and every link twice (there and back, as
+boundaries go through the control plane). Decode: as many groups as stages, each its next step only when it has answered
+the one before, boundaries of 32 KiB, against one round of all stages and links per step. Slots are those that the
+stand-ins measured in the same run, so that a busy machine's late wake-ups count as computing. Writes
+`bench/results/split_sim.{json,svg}`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from threading import Semaphore
+
+from app.engine.device import Device, Handle
+from app.engine.program import Buffer, Program
+from app.rpc.connect import connect
+from app.rpc.worker import Worker, WorkerSettings
+from bench.delay_proxy import DelayProxy
+from bench.plot import Series, bar_chart
+from tests.rpc.adder import Adder
+
+PROMPT_UBATCHES, PROMPT_BYTES = 64, 4 << 20
+DECODE_STEPS, DECODE_BYTES = 16, 32 << 10
+RESULTS = Path(__file__).parent / "results"
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One measurement beside its bound; `ratio` is what is promised to be at most 1.05."""
+
+    what: str
+    n_stages: int
+    link_ms: float
+    worker: str
+    slot_ms: float
+    bound_s: float
+    took_s: float
+    ratio: float
+
+
+def stand_in(pipe: Connection, slot_s: float, extensions: bool, delay_s: float) -> None:
+    """A worker with one sleeping device; sends its port, then, for every message, the mean slot since the last one."""
+    slots: list[float] = []
+
+    def sleep() -> None:
+        began = time.monotonic()
+        time.sleep(slot_s)
+        slots.append(time.monotonic() - began)
+
+    device = Adder("sleeper")
+    device.before_run = sleep
+    worker = Worker([device], WorkerSettings(port=0, extensions=extensions))
+    worker.start()
+    pipe.send(DelayProxy(("127.0.0.1", worker.port), delay_s).port if delay_s else worker.port)
+    while pipe.recv():
+        pipe.send(sum(slots) / max(1, len(slots)))
+        slots.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class SimStage:
+    """One stage: a device, its memory, and the program that takes a slot."""
+
+    device: Device
+    buffer: Buffer
+    handle: Handle
+    pipe: Connection
+
+    def submit(self, x: Future[memoryview] | memoryview, n_bytes: int) -> Future[memoryview]:
+        """What a stage of a model does: small inputs, the boundary, the run, the read of the next boundary."""
+        self.device.write(self.buffer, 2 * PROMPT_BYTES, bytes(256))
+        self.device.write(self.buffer, 0, x, size_bytes=n_bytes)
+        self.device.run(self.handle)
+        return self.device.read(self.buffer, PROMPT_BYTES, n_bytes)
+
+    def mean_slot_s(self) -> float:
+        self.pipe.send(True)
+        return float(self.pipe.recv())
+
+
+@contextmanager
+def stages(n: int, slot_s: float, link_s: float, extensions: bool) -> Iterator[list[SimStage]]:
+    context = multiprocessing.get_context("spawn")
+    with ExitStack() as stack:
+        made, pipes = [], []
+        for _ in range(n):
+            near, far = context.Pipe()
+            child = context.Process(target=stand_in, args=(far, slot_s, extensions, link_s), daemon=True)
+            child.start()
+            stack.callback(child.join)
+            stack.callback(child.terminate)
+            pipes.append(near)
+        for pipe in pipes:
+            (device,) = connect(f"127.0.0.1:{pipe.recv()}")
+            stack.callback(device.close)
+            buffer = device.alloc(2 * PROMPT_BYTES + 4096)
+            made.append(SimStage(device, buffer, device.prepare(Program("slot", (), ())), pipe))
+        for stage in made:  # connections, buffers and schedulers are warm when the clock starts
+            stage.submit(memoryview(bytes(PROMPT_BYTES)), PROMPT_BYTES).result()
+            stage.mean_slot_s()
+        yield made
+
+
+def chain(made: Sequence[SimStage], x: memoryview) -> Future[memoryview]:
+    """Queue one ubatch on all stages at once."""
+    future = made[0].submit(x, len(x))
+    for stage in made[1:]:
+        future = stage.submit(future, len(x))
+    return future
+
+
+def prompt(made: Sequence[SimStage], n_in_flight: int) -> float:
+    """Seconds for 64 ubatches, so many in flight at once."""
+    x = memoryview(bytearray(PROMPT_BYTES))
+    room = Semaphore(n_in_flight)
+    last: Future[memoryview] = Future()
+    began = time.monotonic()
+    for _ in range(PROMPT_UBATCHES):
+        room.acquire()
+        last = chain(made, x)
+        last.add_done_callback(lambda _: room.release())
+    last.result()
+    return time.monotonic() - began
+
+
+def decode(made: Sequence[SimStage], n_groups: int) -> float:
+    """Seconds for 16 steps of every group."""
+    x = memoryview(bytearray(DECODE_BYTES))
+    began = time.monotonic()
+    groups = [chain(made, x) for _ in range(n_groups)]
+    for step in range(DECODE_STEPS):
+        for i, group in enumerate(groups):
+            group.result()
+            if step + 1 < DECODE_STEPS:
+                groups[i] = chain(made, x)
+    return time.monotonic() - began
+
+
+def measure(n_stages: int, slot_s: float, link_s: float, extensions: bool) -> list[Figure]:
+    worker = "tandem" if extensions else "stock protocol"
+    figures = []
+
+    def note(what: str, took_s: float, mean_slot_s: float, bound_s: float) -> None:
+        ratio = took_s / bound_s
+        figures.append(
+            Figure(what, n_stages, link_s * 1e3, worker, mean_slot_s * 1e3, round(bound_s, 4), round(took_s, 4), ratio)
+        )
+        print(
+            f"  {'ok  ' if ratio <= 1.05 else 'MISS'} {what:>6}, {n_stages} stages, {link_s * 1e3:4.1f} ms links, "
+            f"{worker}: {took_s:6.3f} s, bound {bound_s:6.3f} s: {ratio:.3f}",
+            flush=True,
+        )
+
+    round_s = n_stages * (slot_s + 2 * link_s)
+    with stages(n_stages, slot_s, link_s, extensions) as made:
+        took_s = prompt(made, 1 + -int(-round_s // slot_s))
+        slot = max(stage.mean_slot_s() for stage in made)
+        note("prompt", took_s, slot, (PROMPT_UBATCHES + n_stages - 1) * slot + 2 * n_stages * link_s)
+        took_s = decode(made, n_stages)
+        slot = max(stage.mean_slot_s() for stage in made)
+        round_s = n_stages * (slot + 2 * link_s)
+        note("decode", took_s, slot, DECODE_STEPS * round_s + (n_stages - 1) * slot)
+    return figures
+
+
+def numbers(text: str) -> list[float]:
+    return [float(part) for part in text.split(",")]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--slot-ms", type=float, default=200.0)
+    parser.add_argument("--stages", type=numbers, default=[2, 3, 4, 8])
+    parser.add_argument("--links-ms", type=numbers, default=[0, 1, 10])
+    parser.add_argument("--worker", choices=("tandem", "stock", "both"), default="both")
+    parser.add_argument("--no-files", action="store_true", help="print only")
+    given = parser.parse_args()
+    kinds = {"tandem": [True], "stock": [False], "both": [True, False]}[given.worker]
+    figures = [
+        figure
+        for extensions in kinds
+        for n_stages in given.stages
+        for link_ms in given.links_ms
+        for figure in measure(int(n_stages), given.slot_ms / 1e3, link_ms / 1e3, extensions)
+    ]
+    if not given.no_files:
+        save(figures)
+
+
+def save(figures: Sequence[Figure]) -> None:
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / "split_sim.json").write_text(json.dumps([asdict(figure) for figure in figures], indent=1) + "\n")
+    labels = sorted({(f.n_stages, f.link_ms) for f in figures})
+    ratios = {(f.what, f.worker, f.n_stages, f.link_ms): f.ratio for f in figures}
+    series = [
+        Series(f"{what}, {worker}", [ratios[what, worker, *at] for at in labels])
+        for worker in sorted({f.worker for f in figures})
+        for what in ("prompt", "decode")
+    ]
+    text = bar_chart(
+        "Time over the bound of an ideal pipeline (1.0 is ideal, 1.05 promised)",
+        [f"{n} stages, {link:g} ms" for n, link in labels],
+        series,
+        line=1.05,
+    )
+    (RESULTS / "split_sim.svg").write_text(text)
+
+
+if __name__ == "__main__":
+    main()
