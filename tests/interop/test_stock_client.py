@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from app import fleet
 from app.engine.devices.numpy import NumpyDevice
 from app.rpc.weights import MIN_BYTES
 from app.rpc.wire import Command
@@ -25,6 +26,7 @@ pytestmark = [pytest.mark.interop, pytest.mark.usefixtures("asked_for"), pytest.
 RMS = {"SmolLM2": 0.36, "llama-small-F32": 0.0045, "llama-Q8_0": 0.14, "qwen2-Q8_0": 0.1, "qwen3-Q8_0": 0.14}
 RMS["gemma3-Q4_K_M"] = 0.21
 STEPS = 24
+ONE_THREAD = fleet.LocalOptions(threads=1)
 
 
 def endpoints(workers: Sequence[Worker]) -> list[str]:
@@ -48,7 +50,8 @@ def check_same(near: dict[str, Any], far: dict[str, Any], rms: float, at_least: 
 @pytest.mark.parametrize(
     "name", ["SmolLM2", "llama-small-F32", "llama-Q8_0", "qwen2-Q8_0", "qwen3-Q8_0", "gemma3-Q4_K_M"]
 )
-def test_the_same_tokens_as_on_its_own_cpu(name: str, n_workers: int) -> None:
+@pytest.mark.parametrize("device", ["NUMPY", "CPU"])
+def test_the_same_tokens_as_on_its_own_cpu(name: str, device: str, n_workers: int) -> None:
     if name == "SmolLM2":
         model = model_path()
         prompt = np.load(goldens_dir() / "real" / "smollm2-135m.npz")["english_tokens"].tolist()
@@ -57,7 +60,7 @@ def test_the_same_tokens_as_on_its_own_cpu(name: str, n_workers: int) -> None:
         prompt = np.load(goldens_dir() / "logits" / f"{name}.npz")["prompt_7"].tolist()
     near = run_stock_client(model, prompt, STEPS)
     with ExitStack() as stack:
-        workers = [stack.enter_context(tcp_worker(NumpyDevice())) for _ in range(n_workers)]
+        workers = [stack.enter_context(tcp_worker(*fleet.open_local((device,), ONE_THREAD))) for _ in range(n_workers)]
         far = run_stock_client(model, prompt, STEPS, endpoints(workers))
     check_same(near, far, RMS[name], 4 if name == "SmolLM2" else 16)
 
