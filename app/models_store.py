@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -72,15 +73,34 @@ KNOWN = {
 def resolve(reference: str | None) -> Path:
     """The file behind a path, a known name or `hf:org/repo[:quant]`; fetched if it must be. None: the default model.
 
-    Raises ModelError if there is no such thing or it cannot be fetched.
+    A directory stands for the one model in it. Raises ModelError if there is no such thing or it cannot be fetched.
     """
     reference = DEFAULT_MODEL if reference is None else reference
     path = Path(reference).expanduser()
     if path.is_file():
         return path
+    if path.is_dir():
+        return _only_model_in(path)
     if reference.startswith(HUB_PREFIX) or reference in KNOWN:
         return fetch(reference)
     raise ModelError(f"there is no model file {reference}, and no known model of that name ({', '.join(KNOWN)})")
+
+
+def models_in(folder: Path) -> list[Path]:
+    """The models in a directory, by name: of a split one its first file alone."""
+    shards = (re.search(r"-(\d{5})-of-\d{5}$", path.stem) for path in folder.glob("*.gguf"))
+    later = {match.string for match in shards if match is not None and int(match[1]) > 1}
+    return sorted(path for path in folder.glob("*.gguf") if path.stem not in later)
+
+
+def _only_model_in(folder: Path) -> Path:
+    found = models_in(folder)
+    if not found:
+        raise ModelError(f"the directory {folder} holds no model file; name a file that ends in .gguf")
+    if len(found) > 1:
+        names = ", ".join(path.name for path in found)
+        raise ModelError(f"the directory {folder} holds several models: {names}; name one of these files")
+    return found[0]
 
 
 def fetch(name: str) -> Path:

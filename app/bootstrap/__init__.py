@@ -5,14 +5,20 @@ One function per command. Each loads its own module when it is called: a worker 
 
 from __future__ import annotations
 
+import gc
+
 from app.settings import DevicesSettings, ServeSettings, WorkerSettings
 
 
 def serve(settings: ServeSettings) -> int:
     """Serve a model until a signal comes; returns the exit code."""
-    from app.bootstrap import serving
+    gc.disable()  # a start makes half a million objects that stay; `serving` switches it on when they are there
+    try:
+        from app.bootstrap import serving
 
-    return serving.serve(settings)
+        return serving.serve(settings)
+    finally:
+        gc.enable()
 
 
 def plan(settings: ServeSettings) -> int:

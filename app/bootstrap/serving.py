@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import time
 from dataclasses import replace
@@ -105,6 +106,8 @@ def _serve_placed(settings: ServeSettings, placed: Placed) -> int:
 
         server = web.http_server(settings, front, listener)
         loading.on_failure(server.stop)
+        gc.freeze()  # what stands now stands to the end
+        gc.enable()
         server.run()
         loading.join()
     return loading.finish()
