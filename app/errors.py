@@ -5,6 +5,7 @@
     ├ RequestError             what a caller asked cannot be done; the caller can mend it
     │ ├ InvalidParameter       one field is wrong; `param` names it
     │ ├ ContextLengthExceeded  the prompt does not fit the context
+    │ ├ NoTokenLeft            bias and constraint together forbid every token
     │ ├ NotFound               no such model, route or object
     │ └ BodyTooLarge           the body is above the limit
     ├ CapacityError            not now; `retry_after_s` says when to try again
@@ -65,6 +66,10 @@ class ContextLengthExceeded(RequestError):
         )
         self.prompt_tokens = prompt_tokens
         self.context_tokens = context_tokens
+
+
+class NoTokenLeft(RequestError):
+    """Bias and constraint together forbid every token, or the constraint became too complex to follow."""
 
 
 class NotFound(RequestError):

@@ -11,6 +11,7 @@ from starlette.responses import JSONResponse, Response
 from app.api.body import JsonRoute
 from app.api.chat_format import ChatChunks, chat_answer
 from app.api.choice import Choice
+from app.api.constraints import check, thought_of
 from app.api.context import ApiDep
 from app.api.docs import GENERATING, answers
 from app.api.generation import Running, choice_ids, new_id
@@ -33,6 +34,7 @@ async def chat_completions(request: Request, body: ChatRequest, api: ApiDep) -> 
     api.check_model(body.model)
     params = chat_params(body, api)
     prompt = await api.in_thread(lambda: chat_prompt(body, api, datetime.now()))
+    await api.in_thread(lambda: check(params.constraint, api))
     shape = shape_of(
         body,
         api,
@@ -48,7 +50,12 @@ async def chat_completions(request: Request, body: ChatRequest, api: ApiDep) -> 
         parser = family if family is None else reasoning_parser(family, prompt.text, inside=prompt.in_thought)
         return Choice(index, shape.tells_tokens and not body.stream, parser)
 
-    requests = params.requests(prompt.tokens, choice_ids(shape.id, params.n), message_starts=prompt.turn_starts)
+    requests = params.requests(
+        prompt.tokens,
+        choice_ids(shape.id, params.n),
+        message_starts=prompt.turn_starts,
+        thought=None if params.constraint is None else thought_of(api.thinking, prompt),
+    )
     running = Running.submit(api, shape.id, requests)
     if body.stream:
         return streamed(running, shape, api, lambda i: ChatChunks(shape, i), new_choice=new_choice, n=params.n)

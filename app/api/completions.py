@@ -11,6 +11,7 @@ from starlette.responses import JSONResponse, Response
 from app.api.body import JsonRoute
 from app.api.choice import Choice
 from app.api.completion_format import CompletionChunks, Echo, completion_answer
+from app.api.constraints import check
 from app.api.context import Api, ApiDep
 from app.api.docs import GENERATING, answers
 from app.api.fim import fim_tokens
@@ -35,6 +36,7 @@ async def completions(request: Request, body: CompletionRequest, api: ApiDep) ->
     api.check_model(body.model)
     params = completion_params(body, api)
     prompts = await api.in_thread(lambda: prompts_of(body, api))
+    await api.in_thread(lambda: check(params.constraint, api))
     shape = shape_of(
         body,
         api,

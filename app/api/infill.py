@@ -7,6 +7,7 @@ from starlette.responses import JSONResponse, Response
 
 from app.api.body import JsonRoute
 from app.api.choice import Choice
+from app.api.constraints import check
 from app.api.context import ApiDep
 from app.api.docs import GENERATING, answers
 from app.api.fim import fim_tokens
@@ -38,6 +39,7 @@ async def infill(request: Request, body: InfillRequest, api: ApiDep) -> Response
             extra=body.input_extra or (),
         )
     )
+    await api.in_thread(lambda: check(params.constraint, api))
     shape = shape_of(
         body, api, id=new_id("infill"), object="infill", n_prompt=len(prompt), n_top=params.sampling.n_logprobs
     )

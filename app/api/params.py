@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from app.api.constraints import constraint_of
 from app.api.context import Api
 from app.api.samplers import switched
 from app.api.schemas.chat import ChatRequest
 from app.api.schemas.completions import CompletionRequest, InfillRequest
 from app.api.schemas.sampling import GenerationFields, SamplingFields
-from app.engine.request import GenerateRequest, SamplingParams
+from app.engine.request import Constraint, GenerateRequest, SamplingParams, Thought
 from app.errors import InvalidParameter
 
 if TYPE_CHECKING:
@@ -24,14 +25,7 @@ UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "dynatemp_range": (0,),
     "dynatemp_exponent": (1,),
     "top_n_sigma": (0, -1),
-    "grammar": ("",),
     "grammar_lazy": (False,),
-    "json_schema": (),
-    "structured_outputs": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
     "lora": ([],),
     "reasoning_budget": (-1,),
     "reasoning_budget_tokens": (-1,),
@@ -68,6 +62,7 @@ class Wanted:
     cache_prompt: bool
     report_progress: bool
     deadline_s: float | None
+    constraint: Constraint | None
 
     def requests(
         self,
@@ -76,6 +71,7 @@ class Wanted:
         *,
         prompt_logprobs: bool = False,
         message_starts: tuple[int, ...] = (),
+        thought: Thought | None = None,
     ) -> list[GenerateRequest]:
         """One engine request per choice of one prompt; a given seed is offset by the choice's number."""
         seed = self.sampling.seed
@@ -91,6 +87,8 @@ class Wanted:
                 prompt_logprobs=prompt_logprobs,
                 report_progress=self.report_progress,
                 message_starts=message_starts,
+                constraint=self.constraint,
+                thought=thought,
             )
             for i, request_id in enumerate(ids)
         ]
@@ -120,6 +118,7 @@ def wanted(body: GenerationFields, api: Api, *, max_tokens: int | None, n_logpro
         cache_prompt=api.options.cache_prompt and body.cache_prompt is not False,
         report_progress=bool(body.return_progress and body.stream),
         deadline_s=api.options.request_timeout_s,
+        constraint=constraint_of(body),
     )
 
 
@@ -179,10 +178,6 @@ def chat_params(body: ChatRequest, api: Api) -> Wanted:
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidParameter("top_logprobs needs logprobs to be true", param="top_logprobs")
     check_n_logprobs(body.top_logprobs, api, "top_logprobs")
-    if body.response_format is not None and body.response_format.type != "text":
-        raise InvalidParameter(
-            f"response_format {body.response_format.type!r} is not supported by this server", param="response_format"
-        )
     if body.tool_choice not in (None, "none", "auto"):
         raise InvalidParameter("tool_choice needs tools, which this server does not support", param="tool_choice")
     return wanted(

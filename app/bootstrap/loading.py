@@ -140,6 +140,7 @@ class Loading:
                 template=opened.template,
                 config=config,
                 executor=executor,
+                grammars=self._front.grammars,
                 recovery=self._recovery,
                 max_in_flight=len(stages) + 1,
             )

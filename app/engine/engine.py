@@ -20,7 +20,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from app.engine.constraint import Constrainer
 from app.engine.executor import Executor, Running
+from app.engine.grammar import Grammars
 from app.engine.live import LiveRequest
 from app.engine.pooling import PoolingRequest
 from app.engine.request import Embedded, FinishReason, GenerateRequest
@@ -36,6 +38,7 @@ from app.errors import (
     DeviceLost,
     InternalError,
     InvalidParameter,
+    NoTokenLeft,
     NotReady,
     QueueFull,
     TandemError,
@@ -56,6 +59,7 @@ class EngineParts:
     template: ChatTemplate
     config: SchedulerConfig
     executor: Executor
+    grammars: Grammars | None = None
     recovery: Recovery | None = None
     max_in_flight: int = 2
 
@@ -67,8 +71,10 @@ class Engine:
         self.info = parts.info
         self.tokenizer = parts.tokenizer
         self.template = parts.template
+        self.grammars = parts.grammars or Grammars(parts.tokenizer)
         self._config = parts.config
         self._samplers = SamplerFactory(parts.tokenizer, parts.info.n_vocab)
+        self._constrainer = Constrainer(parts.tokenizer, self.grammars)
         self._scheduler = Scheduler(parts.config)
         self._executor = parts.executor
         self._recovery = parts.recovery
@@ -99,9 +105,10 @@ class Engine:
         if len(request.prompt) >= self._config.n_ctx:
             raise ContextLengthExceeded(len(request.prompt), self._config.n_ctx)
         sampler = self._samplers.make(request)
+        constraint = self._constrainer.make(request)
         self._admit()
         stream = EventStream(request.id, self.abort)
-        live = LiveRequest(request, stream, sampler, self.tokenizer, self._clock())
+        live = LiveRequest(request, stream, sampler, self.tokenizer, self._clock(), constraint)
         self._post(lambda: self._add(live))
         return stream
 
@@ -157,6 +164,7 @@ class Engine:
         self._stopping = True
         self._wake.set()
         self._thread.join()
+        self._constrainer.close()
 
     def _check_ready(self) -> None:
         status = self._status
@@ -267,8 +275,15 @@ class Engine:
             return None
         return self._draw(live, row, output.position) if is_wanted else None
 
-    def _draw(self, live: LiveRequest, logits: NDArray[np.float32], position: int) -> Choice:
-        token, delta = live.draw(logits, position, self._clock())
+    def _draw(self, live: LiveRequest, logits: NDArray[np.float32], position: int) -> Choice | None:
+        """The next token of a request; None when there is none to draw, which ends it and nothing else."""
+        try:
+            token, delta = live.draw(logits, position, self._clock())
+        except NoTokenLeft as error:
+            self._live.pop(live.request.id)
+            self._scheduler.abort(live.request.id)
+            self._close_stream(live, error)
+            return None
         self._counters["tokens_predicted_total"] += 1
         if delta is not None:
             self._outbox.put(live.stream, delta)

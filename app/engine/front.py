@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from app.engine.engine import Engine
+from app.engine.grammar import Grammars
 from app.engine.request import GenerateRequest
 from app.engine.service import Embedding, ModelInfo, Phase, ServiceStatus, SlotInfo
 from app.engine.stream import EventStream
@@ -25,6 +26,7 @@ class ServiceFront:
         self.info = info
         self.tokenizer = tokenizer
         self.template = template
+        self.grammars = Grammars(tokenizer)
         self._status = ServiceStatus(phase=Phase.LOADING, detail="loading the model")
         self._engine: Engine | None = None
 

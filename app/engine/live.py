@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.engine.answer import Answer
+from app.engine.constraint import AnswerConstraint
 from app.engine.request import (
     Delta,
     Event,
@@ -30,7 +31,13 @@ class LiveRequest:
     """Owned by the engine's thread once submitted. Times are seconds of the engine's clock."""
 
     def __init__(
-        self, request: GenerateRequest, stream: EventStream, sampler: Sampler, tokenizer: Tokenizer, submitted_s: float
+        self,
+        request: GenerateRequest,
+        stream: EventStream,
+        sampler: Sampler,
+        tokenizer: Tokenizer,
+        submitted_s: float,
+        constraint: AnswerConstraint | None = None,
     ) -> None:
         self.request = request
         self.stream = stream
@@ -45,6 +52,7 @@ class LiveRequest:
         )
         self._tokenizer = tokenizer
         self._sampler = sampler
+        self._constraint = constraint
         self._started_s = submitted_s
         self._first_token_s: float | None = None
         self._prompt_logprobs: list[TokenInfo] = []
@@ -66,9 +74,25 @@ class LiveRequest:
         """Choose the next token; what of the answer can leave now."""
         if self._first_token_s is None:
             self._first_token_s = now_s
-        sampled = self._sampler.sample(logits, position)
-        info = self._info(sampled.token, sampled.logprob, sampled.top)
-        return sampled.token, self.answer.push(info)
+        sampled = self._sampler.sample(
+            logits, position, None if self._constraint is None else self._constraint.allowed()
+        )
+        delta = self.answer.push(self._info(sampled.token, sampled.logprob, sampled.top))
+        if self._constraint is not None and self.answer.finish_reason is not FinishReason.STOP:
+            delta = self._constrain(self._constraint, sampled.token, delta)
+        return sampled.token, delta
+
+    def _constrain(self, constraint: AnswerConstraint, token: int, delta: Delta | None) -> Delta | None:
+        """End the answer with the token that completes it; one that max_tokens ends there is whole all the same."""
+        if not constraint.push(token):
+            return delta
+        if self.answer.finish_reason is FinishReason.LENGTH:
+            self.answer.finish_reason = FinishReason.STOP
+            return delta
+        rest = self.answer.finish(FinishReason.STOP)
+        if delta is None or rest is None:
+            return delta or rest
+        return Delta(text=delta.text + rest.text, tokens=delta.tokens + rest.tokens)
 
     def add_prompt_logprob(self, logits: NDArray[np.float32], target: int) -> None:
         """Note how likely a prompt token was; called in prompt order."""

@@ -51,13 +51,35 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Constraint:
+    """The form an answer must have: text that matches `source`. `param` is the request's field, for refusals.
+
+    `source` is a JSON schema, a regular expression, a grammar as llama-server takes it, or one in Lark's notation.
+    """
+
+    kind: Literal["json_schema", "regex", "gbnf", "lark"]
+    source: str
+    param: str = "response_format"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Thought:
+    """How a thought is marked that may stand before a constrained answer. `is_open`: it began in the prompt."""
+
+    opening: str
+    closing: str
+    is_open: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateRequest:
     """One sequence to continue.
 
     `prompt` are token ids, special tokens already in place. `max_tokens` None: until the context is full.
     `stop` strings end the answer and are not part of it. `deadline_s` counts from submit. `message_starts` are prompt
     positions at which a conversation could later be cut (snapshots of recurrent state are taken there). With `pooling`
-    nothing is generated: the hidden states of the prompt are wanted, of all its tokens or of the last one.
+    nothing is generated: the hidden states of the prompt are wanted, of all its tokens or of the last one. An answer
+    with a `constraint` follows it from its beginning, or from where its `thought` ends.
     """
 
     id: str
@@ -72,6 +94,8 @@ class GenerateRequest:
     show_special: bool = False
     pooling: Literal["mean", "last"] | None = None
     message_starts: tuple[int, ...] = ()
+    constraint: Constraint | None = None
+    thought: Thought | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from app.engine.request import Event, GenerateRequest
 
 if TYPE_CHECKING:
+    from app.engine.grammar import Grammars
     from app.engine.text.templates import ChatTemplate
     from app.engine.text.tokenizer import Tokenizer
 
@@ -105,6 +106,11 @@ class InferenceService(Protocol):
 
     @property
     def template(self) -> ChatTemplate: ...
+
+    @property
+    def grammars(self) -> Grammars:
+        """Compiled constraints; one whose `check` has passed costs nothing at submit."""
+        ...
 
     def status(self) -> ServiceStatus: ...
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
+from app.engine.grammar import Grammars
 from app.engine.request import (
     Delta,
     Event,
@@ -224,6 +225,7 @@ class FakeEngine:
         self._changed = threading.Condition()
         self.tokenizer: Any = FakeTokenizer()
         self.template = ChatTemplate(template, "<s>", "</s>")
+        self.grammars = Grammars(self.tokenizer)
         self._status = ServiceStatus(phase=phase)
         self.info = ModelInfo(
             name="fake-model",

@@ -47,10 +47,21 @@ class Message(RequestModel):
     reasoning: str | None = None
 
 
+class JsonSchemaFormat(RequestModel):
+    """A JSON schema that the answer must match. `strict` or not, it always does."""
+
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
+    schema_: Annotated[dict[str, Any] | bool | None, Field(alias="schema")] = None
+
+
 class ResponseFormat(RequestModel):
     """The form the answer must have."""
 
     type: str
+    json_schema: JsonSchemaFormat | None = None
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema", description="llama-server's place of it")] = None
 
 
 class ChatRequest(GenerationFields):

@@ -15,6 +15,16 @@ BiasPair = Annotated[tuple[TokenId | str, Bias], Strict(False)]
 NotNegative = Annotated[float, Field(ge=0)]
 
 
+class StructuredOutputs(RequestModel):
+    """vLLM's way to say what form an answer must have: one of these."""
+
+    json_: Annotated[dict[str, Any] | str | None, Field(alias="json")] = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: Annotated[str | None, Field(description="GBNF, or a grammar in Lark's notation")] = None
+    json_object: bool | None = None
+
+
 class SamplingFields(RequestModel):
     """Mixed into every request that generates. A field left out has the server's default value."""
 
@@ -57,14 +67,16 @@ class SamplingFields(RequestModel):
     dynatemp_range: Any = None
     dynatemp_exponent: Any = None
     top_n_sigma: Any = None
-    grammar: Any = None
+    grammar: Annotated[str | None, Field(description="A grammar (GBNF) that the answer must follow")] = None
     grammar_lazy: Any = None
-    json_schema: Any = None
-    structured_outputs: Any = None
-    guided_json: Any = None
-    guided_regex: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
+    json_schema: Annotated[dict[str, Any] | bool | None, Field(description="A schema that the answer must match")] = (
+        None
+    )
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
     lora: Any = None
     reasoning_budget: Any = None
     reasoning_budget_tokens: Any = None

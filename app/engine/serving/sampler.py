@@ -20,7 +20,7 @@ from app.engine.serving import filters
 from app.engine.serving.penalties import Breakers, Dry, History, RecentCounts
 from app.engine.serving.randomness import uniform
 from app.engine.serving.vocab_ops import Candidates, Logits, at_least, draw_from_all, log_total, ranked, top
-from app.errors import DeviceError, InternalError, InvalidParameter
+from app.errors import DeviceError, InvalidParameter, NoTokenLeft
 
 #: At or below this temperature only the best token has any probability left.
 GREEDY_TEMPERATURE = 1e-6
@@ -72,7 +72,7 @@ class Sampler:
         """Draw the token for `position` from float32[n_vocab] (left as they are) and remember it.
 
         `allowed`: bool[n_vocab], or a bit mask of unsigned integers, lowest bit first; other tokens are out.
-        Raises DeviceError when the logits hold NaN, InternalError when the mask leaves nothing.
+        Raises DeviceError when the logits hold NaN, NoTokenLeft when mask and bias leave nothing.
         """
         if math.isnan(logits.max()):
             raise DeviceError("the model's logits hold NaN; a weight or a kernel is broken")
@@ -95,7 +95,7 @@ class Sampler:
         if allowed is not None:
             logits[~_as_bools(allowed, len(logits))] = -np.inf
         if logits.max() == -np.inf:
-            raise InternalError("no token is left to draw: bias or grammar forbid them all")
+            raise NoTokenLeft("no token is left to draw: logit_bias and grammar together forbid them all")
         return logits
 
     def _choose(self, logits: Logits, position: int) -> int:

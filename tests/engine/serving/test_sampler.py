@@ -13,7 +13,7 @@ from app.engine.serving import filters
 from app.engine.serving.randomness import uniform
 from app.engine.serving.sampler import Sampler, score
 from app.engine.serving.vocab_ops import top
-from app.errors import DeviceError, InternalError, InvalidParameter
+from app.errors import DeviceError, InvalidParameter, NoTokenLeft
 
 N_VOCAB = 1000
 PLAIN = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
@@ -206,7 +206,7 @@ def test_a_mask_leaves_only_what_it_allows(params: dict[str, float]) -> None:
     tokens = [by_bools.sample(logits, i, allowed).token for i in range(40)]
     assert set(tokens) <= {3, 64, 999}
     assert [by_bits.sample(logits, i, bits).token for i in range(40)] == tokens
-    with pytest.raises(InternalError, match="forbid"):
+    with pytest.raises(NoTokenLeft, match="forbid"):
         by_bools.sample(logits, 40, np.zeros(N_VOCAB, dtype=np.bool_))
 
 
