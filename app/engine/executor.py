@@ -7,8 +7,9 @@ without the engine's thread. Several ubatches may be in flight; lanes keep them 
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TypeVar
@@ -22,6 +23,7 @@ from app.engine.mask import cells_of, hide_all, show_sequence
 from app.engine.models.base import BatchShape, InputKind, Model
 from app.engine.serving.types import BLOCK_CELLS, StateAction, StateOp, Ubatch
 from app.engine.stage import Stage, StageInput, StageLimits
+from app.engine.trace import UbatchMarks
 
 #: `n_kv` grows in these steps, so that one program serves that many decoded tokens.
 KV_STEP_CELLS = 256
@@ -33,6 +35,11 @@ _T = TypeVar("_T", bound=np.generic)
 def bucket(n: int, largest: int) -> int:
     """The smallest shape that holds `n` rows: 1, 2, 3, 4, 6, 8, 12, 16, ... but not above `largest`."""
     return max(n, min(_BUCKETS[bisect_left(_BUCKETS, n)], largest))
+
+
+def buckets(largest: int) -> tuple[int, ...]:
+    """All sizes that `bucket` gives."""
+    return (*_BUCKETS[: bisect_left(_BUCKETS, largest)], largest)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +58,7 @@ class Running:
     ubatch: Ubatch
     done: Future[memoryview] | Future[None]
     width: int
+    marks: UbatchMarks
 
     def rows(self) -> NDArray[np.float32]:
         """What the output rows hold: logits, or hidden states; [n_outputs, width]. Call when `done` has resolved."""
@@ -64,8 +72,15 @@ class Executor:
     """One model over its stages; used by the engine's thread alone."""
 
     def __init__(
-        self, model: Model, stages: Sequence[Stage], embedding: TokenEmbedding, limits: StageLimits, scratch: Scratch
+        self,
+        model: Model,
+        stages: Sequence[Stage],
+        embedding: TokenEmbedding,
+        limits: StageLimits,
+        scratch: Scratch,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._clock = clock
         self.stages = list(stages)
         self._model = model
         self._embedding = embedding
@@ -91,6 +106,7 @@ class Executor:
         width = n_embd if hidden else self._model.n_vocab
         x: StageInput = self._embedding.rows(ubatch.tokens)
         done: Future[memoryview] | Future[None] = Future()
+        marks = UbatchMarks(self._clock, self._clock(), batch.n_tokens)
         for stage in self.stages:
             if n_rows == 0:  # a head on its own has nothing to do
                 break
@@ -98,10 +114,14 @@ class Executor:
             if stage.shape.last_layer == self._model.n_layers:
                 n_rows = len(ubatch.outputs)
             columns = width if stage.shape.is_last else n_embd
-            x = done = stage.submit(batch, x, x_bytes, small, masks, n_rows * columns * _F32_BYTES, hidden=hidden)
+            read_bytes, mark = n_rows * columns * _F32_BYTES, marks.next_stage()
+            x = done = stage.submit(
+                batch, x, x_bytes, small, masks, read_bytes, hidden=hidden, on_sent=marks.on_sent(mark)
+            )
+            done.add_done_callback(marks.on_done(mark))  # before the next stage's lane hears of it
         for op in ubatch.after:
             self._move_state(op)
-        return Running(ubatch, done, width)
+        return Running(ubatch, done, width, marks)
 
     def _move(self, ubatch: Ubatch, ops: Sequence[StateOp]) -> None:
         for copy in ubatch.copies:
@@ -127,7 +147,8 @@ class Executor:
         if not self._model.has_state:
             return BatchShape(bucket(max(ubatch.n_tokens, n_outputs), self._limits.max_tokens), n_kv, n_outputs, 1)
         seq_tokens = ubatch.sequences[0].n_rows
-        n_seqs = bucket(len(ubatch.sequences), max(1, self._limits.max_tokens // seq_tokens))
+        n_most = min(self._limits.max_seqs, self._limits.max_tokens // seq_tokens)
+        n_seqs = bucket(len(ubatch.sequences), n_most)
         return BatchShape(n_seqs * seq_tokens, n_kv, n_outputs, n_seqs)
 
     def _small_inputs(self, ubatch: Ubatch, batch: BatchShape) -> dict[InputKind, NDArray[np.generic]]:
