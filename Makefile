@@ -48,7 +48,7 @@ $(PEERS)/bin/.complete: | $(BIN)/python
 
 .PHONY: interop
 interop: $(INSTALLED_DEV) $(PEERS)/bin/.complete model  ## the tests against llama.cpp's own workers and client
-	$(BIN)/python -m pytest tests/interop -m interop
+	$(BIN)/python -m pytest tests/interop tests/contract -m interop
 
 FUZZ_SECONDS := 600
 .PHONY: fuzz

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import TypeVar
 
 from app.engine.device import Device, DeviceCaps, DeviceMemory, Handle, Payload, WeightHint
 from app.engine.ggml import MAX_SRC, TRAITS, Op
@@ -51,6 +52,8 @@ _PADDED_ROW_ELEMENTS = 512
 
 #: How long `close` waits for submitted work before it hangs up.
 CLOSE_GRACE_S = 5.0
+
+T = TypeVar("T")
 
 _DONE: Future[None] = Future()
 _DONE.set_result(None)
@@ -192,6 +195,8 @@ class RpcDevice(Device):
             if into.readonly or not into.contiguous or into.nbytes != size_bytes:
                 raise DeviceError(f"{size_bytes} bytes of {self.name} do not go into memory of {into.nbytes}")
             into = into.cast("B")
+        if size_bytes == 0:  # a stock worker refuses an empty range at the end of a buffer; order is all that matters
+            return self._event(memoryview(b"") if into is None else into)
         if size_bytes <= CHUNK_BYTES:
             return self._sender.read(mine, offset, size_bytes, into)
         target = memoryview(bytearray(size_bytes)) if into is None else into
@@ -273,11 +278,7 @@ class RpcDevice(Device):
 
     def record(self) -> Future[None]:
         self._check()
-        future: Future[None] = Future()
-        answer = Answer("GET_ALIGNMENT", 8, 8, future, decode=_nothing)
-        with self.link.lock:
-            self._sender.submit("GET_ALIGNMENT", self._frames.record, answer)
-        return future
+        return self._event(None)
 
     def watch(self, on_lost: Callable[[DeviceLost], None]) -> None:
         self.link.dispatcher.watch(on_lost)
@@ -291,15 +292,19 @@ class RpcDevice(Device):
             for buffer in self._buffers:  # others may stay on this connection
                 buffer.live = False
                 self._sender.tell(FreeBuffer(buffer.address.remote_ptr))
-            event = Future[None]()
-            answer = Answer("GET_ALIGNMENT", 8, 8, event, decode=_nothing)
-            self._sender.submit("GET_ALIGNMENT", self._frames.record, answer)
-            event.result(CLOSE_GRACE_S)
+            self._event(None).result(CLOSE_GRACE_S)
         except (TandemError, TimeoutError):
             pass  # lost, or too busy to say goodbye: hanging up frees everything at the worker
         self.link.leave()
 
     # -- details --------------------------------------------------------------------------------------------------
+
+    def _event(self, value: T) -> Future[T]:
+        """Resolves to `value` once everything before it is done: when the cheapest question behind it is answered."""
+        future: Future[T] = Future()
+        answer = Answer("GET_ALIGNMENT", 8, 8, future, decode=lambda body: value)
+        self._sender.submit("GET_ALIGNMENT", self._frames.record, answer)
+        return future
 
     def _check(self) -> None:
         if self._closed:
@@ -343,7 +348,3 @@ class RpcDevice(Device):
                     *(1, tensor.type, place.remote_ptr, tensor.ne, tensor.nb), data=place.base + tensor.offset
                 )
                 self._sender.tell(InitTensor(record))
-
-
-def _nothing(body: memoryview) -> None:
-    del body

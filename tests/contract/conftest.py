@@ -14,8 +14,10 @@ import pytest
 
 from app.engine.device import Device
 from app.engine.devices.numpy import NumpyDevice
+from app.rpc.connect import connect
 from app.rpc.worker import WorkerSettings
-from tests.rpc.workers import remote
+from tests.interop.stock import stock_worker
+from tests.rpc.workers import QUICK, remote
 
 Factory = Callable[[int | None], AbstractContextManager[Device]]
 MakeDevice = Callable[..., Device]
@@ -57,6 +59,19 @@ def _rpc(settings: WorkerSettings, *, memory: bool) -> Factory:
     return factory
 
 
+@contextmanager
+def _stock(memory_limit_bytes: int | None) -> Iterator[Device]:
+    """llama.cpp's own worker."""
+    if memory_limit_bytes is not None:
+        pytest.skip("a stock worker has no memory limit to set")
+    with stock_worker() as endpoint:
+        (device,) = connect(endpoint, timeouts=QUICK)
+        try:
+            yield device
+        finally:
+            device.close()
+
+
 DEVICES: dict[str, Factory] = {
     "numpy": _numpy(1),
     "numpy-2-threads": _numpy(2),
@@ -65,12 +80,23 @@ DEVICES: dict[str, Factory] = {
     "rpc-memory": _rpc(WorkerSettings(), memory=True),
     "rpc-tcp": _rpc(WorkerSettings(), memory=False),
     "rpc-as-stock-6.0": _rpc(WorkerSettings(version=(6, 0), extensions=False), memory=True),
+    "rpc-stock": _stock,
 }
 
+#: Run only when asked for, by `make interop`.
+INTEROP = ("rpc-stock",)
 
-@pytest.fixture(scope="module", params=list(DEVICES))
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=pytest.mark.interop) if name in INTEROP else name for name in DEVICES],
+)
 def device_name(request: pytest.FixtureRequest) -> str:
     name: str = request.param
+    if name in INTEROP and "interop" not in (request.config.option.markexpr or ""):
+        pytest.skip("needs real peers; run `make interop`")
+    if name == "rpc-stock" and request.module.__name__.endswith("test_ops"):
+        pytest.skip("other kernels round otherwise, and a stock worker ends its process over what it cannot do")
     return name
 
 
