@@ -24,8 +24,10 @@ pytestmark = [pytest.mark.interop, pytest.mark.usefixtures("asked_for"), pytest.
 
 #: Distance of llama.cpp's 8-bit activations from float32, rms, by the goldens' own table; see there.
 RMS = {"SmolLM2": 0.36, "llama-small-F32": 0.0045, "llama-Q8_0": 0.14, "qwen2-Q8_0": 0.1, "qwen3-Q8_0": 0.14}
-RMS["gemma3-Q4_K_M"] = 0.21
+RMS |= {"gemma3-Q4_K_M": 0.21, "qwen3moe-Q4_K_M": 0.15, "gpt-oss-MXFP4_MOE": 0.12, "qwen35-Q4_K_M": 0.39}
 STEPS = 24
+#: Models that llama.cpp itself soon answers otherwise when it computes in another way: steps that must agree.
+UNDECIDED = {"SmolLM2": 4, "qwen35-Q4_K_M": 4}
 ONE_THREAD = fleet.LocalOptions(threads=1)
 
 
@@ -48,7 +50,11 @@ def check_same(near: dict[str, Any], far: dict[str, Any], rms: float, at_least: 
 
 @pytest.mark.parametrize("n_workers", [1, 2])
 @pytest.mark.parametrize(
-    "name", ["SmolLM2", "llama-small-F32", "llama-Q8_0", "qwen2-Q8_0", "qwen3-Q8_0", "gemma3-Q4_K_M"]
+    "name",
+    [
+        *("SmolLM2", "llama-small-F32", "llama-Q8_0", "qwen2-Q8_0", "qwen3-Q8_0", "gemma3-Q4_K_M", "qwen3moe-Q4_K_M"),
+        *("gpt-oss-MXFP4_MOE", "qwen35-Q4_K_M"),
+    ],
 )
 @pytest.mark.parametrize("device", ["NUMPY", "CPU"])
 def test_the_same_tokens_as_on_its_own_cpu(name: str, device: str, n_workers: int) -> None:
@@ -62,7 +68,7 @@ def test_the_same_tokens_as_on_its_own_cpu(name: str, device: str, n_workers: in
     with ExitStack() as stack:
         workers = [stack.enter_context(tcp_worker(*fleet.open_local((device,), ONE_THREAD))) for _ in range(n_workers)]
         far = run_stock_client(model, prompt, STEPS, endpoints(workers))
-    check_same(near, far, RMS[name], 4 if name == "SmolLM2" else 16)
+    check_same(near, far, RMS[name], UNDECIDED.get(name, 16))
 
 
 @pytest.mark.parametrize("flash_attn", [True, False])
