@@ -242,6 +242,10 @@ class ServeSettings(CommonSettings):
         0.0, "--frequency-penalty", convert=real(-2, 2), metavar="X", help="Per repetition; 0: off.", panel=SAMPLING
     )
 
+    trace: Path | None = option(
+        None, "--trace", convert=path, metavar="FILE", panel=OUTPUT,
+        help="Write when each stage computed, waited and was sent to, for Perfetto or chrome://tracing.",
+    )  # fmt: skip
     plan: bool = switch(False, "--plan", help="Print placement and memory, load nothing.", panel=OUTPUT)
 
     def __post_init__(self) -> None:

@@ -20,6 +20,7 @@ from app.engine.models.base import Model
 from app.engine.sizing import Sizes
 from app.engine.text.templates import ChatTemplate
 from app.engine.text.tokenizer import Tokenizer
+from app.engine.trace import Trace
 from app.errors import InternalError, TandemError
 from app.recovery import Recovery
 from app.rpc.tensor_hashes import TensorHashes
@@ -51,9 +52,10 @@ class Placed:
 class Loading:
     """Loads the model on a thread of its own while the server already answers, and keeps what was built."""
 
-    def __init__(self, placed: Placed, front: ServiceFront) -> None:
+    def __init__(self, placed: Placed, front: ServiceFront, trace: Trace | None = None) -> None:
         self._placed = placed
         self._front = front
+        self._trace = trace
         self._engine: Engine | None = None
         self._error: TandemError | None = None
         self._tell_failure: Callable[[], None] | None = None
@@ -112,6 +114,8 @@ class Loading:
         self._recovery.stop()
         if self._engine is not None:
             self._engine.close()
+            if self._trace is not None:
+                self._trace.save()
         if self._error is not None:
             raise self._error
         return 0
@@ -132,6 +136,8 @@ class Loading:
         scratch = Scratch(
             cell=config.scratch_cell, state_row=config.scratch_slot, first_snapshot_row=config.scratch_slot + 1
         )
+        if self._trace is not None:
+            self._trace.stage_names = [stage.name for stage in stages]
         executor = Executor(opened.model, stages, embedding, placed.sizes.limits, scratch)
         return Engine(
             EngineParts(
@@ -143,6 +149,7 @@ class Loading:
                 grammars=self._front.grammars,
                 recovery=self._recovery,
                 max_in_flight=len(stages) + 1,
+                trace=self._trace,
             )
         )
 

@@ -21,6 +21,7 @@ from app.engine.service import ModelInfo
 from app.engine.sizing import SizeWishes, choose_sizes
 from app.engine.text.templates import ChatTemplate
 from app.engine.text.tokenizer import Tokenizer
+from app.engine.trace import Trace
 from app.errors import ConfigError
 from app.listening import listen, url_of
 from app.settings import ServeSettings
@@ -99,7 +100,7 @@ def _serve_placed(settings: ServeSettings, placed: Placed) -> int:
     listener = listen(settings.host, settings.port)
     opened = placed.opened
     front = ServiceFront(_info(settings, placed), opened.tokenizer, opened.template)
-    loading = Loading(placed, front)
+    loading = Loading(placed, front, None if settings.trace is None else Trace(settings.trace))
     with listener:
         loading.start(url_of(listener), bool(settings.api_keys()))
         from app.bootstrap import web  # this takes half a second, in which weights are on their way

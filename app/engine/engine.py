@@ -33,6 +33,7 @@ from app.engine.serving.types import Choice, Ended, Output, OutputKind, Schedule
 from app.engine.stream import EventStream, Outbox
 from app.engine.text.templates import ChatTemplate
 from app.engine.text.tokenizer import Tokenizer
+from app.engine.trace import Timeline, Trace, TracedUbatch
 from app.errors import (
     ContextLengthExceeded,
     DeviceLost,
@@ -62,6 +63,7 @@ class EngineParts:
     grammars: Grammars | None = None
     recovery: Recovery | None = None
     max_in_flight: int = 2
+    trace: Trace | None = None
 
 
 class Engine:
@@ -79,6 +81,8 @@ class Engine:
         self._executor = parts.executor
         self._recovery = parts.recovery
         self._max_in_flight = parts.max_in_flight
+        self._timeline = Timeline()
+        self._trace = parts.trace
         self._clock = clock
         self._status = ServiceStatus(phase=Phase.READY, progress=1.0)
         self._live: dict[str, LiveRequest | PoolingRequest] = {}
@@ -149,7 +153,8 @@ class Engine:
         return self._scheduler.slots()
 
     def counters(self) -> Mapping[str, float]:
-        return {**self._scheduler.counters(), **self._counters, "requests_in_flight": float(self._n_open)}
+        counters = {**self._scheduler.counters(), **self._timeline.counters(), **self._counters}
+        return {**counters, "requests_in_flight": float(self._n_open)}
 
     def check_integrity(self) -> None:
         """Verify the serving state's invariants. Only when the engine is closed or idle."""
@@ -251,6 +256,7 @@ class Engine:
         except TandemError as error:
             self._on_device_error(error)
             return
+        self._note_times(running)
         self._report_progress(running.ubatch)
         choices: dict[str, Choice] = {}
         wanted = {output.row for output in self._scheduler.live_samples(running.ubatch)}
@@ -288,6 +294,15 @@ class Engine:
         if delta is not None:
             self._outbox.put(live.stream, delta)
         return Choice(token, stop=live.answer.finish_reason is FinishReason.STOP)
+
+    def _note_times(self, running: Running) -> None:
+        now, ubatch = self._clock(), running.ubatch
+        spans = self._timeline.take(running.marks, now)
+        if self._trace is not None:
+            requests = tuple(sequence.request_id for sequence in ubatch.sequences)
+            n_prompt = ubatch.n_tokens - ubatch.n_decode
+            submitted_s = running.marks.submitted_s
+            self._trace.add(TracedUbatch(ubatch.id, ubatch.n_decode, n_prompt, requests, submitted_s, now, spans))
 
     def _report_progress(self, ubatch: Ubatch) -> None:
         """Tell prompts how far this ubatch brought them, before any token it led to."""

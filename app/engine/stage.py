@@ -276,11 +276,13 @@ class Stage:
         read_bytes: int,
         *,
         hidden: bool = False,
+        on_sent: Callable[[Future[None]], None] | None = None,
     ) -> Future[memoryview] | Future[None]:
         """Queue one ubatch: inputs, the run, and the read of the first `read_bytes` of its output.
 
         `x` are embedding rows or the future of the stage before; `masks` the pieces that changed. Never blocks, except
         for the preparation of a shape not seen before. With `read_bytes` 0 the future only tells that the run is over.
+        `on_sent` is called when `x` is no longer needed: it has left for the device, or was copied there.
         """
         prepared = self._program(batch, hidden)
         offsets = self._area.offsets(prepared.specs)
@@ -292,7 +294,9 @@ class Stage:
                 for at, payload in pieces:
                     self.device.write(self._inputs, offsets[kind] + at, payload)
         rows = x if isinstance(x, Future) else x.data.cast("B")
-        self.device.write(self._inputs, offsets[InputKind.X], rows, size_bytes=x_bytes)  # type: ignore[arg-type]
+        sent = self.device.write(self._inputs, offsets[InputKind.X], rows, size_bytes=x_bytes)  # type: ignore[arg-type]
+        if on_sent is not None:
+            sent.add_done_callback(on_sent)
         self.device.run(prepared.handle)
         if read_bytes == 0:
             return self.device.record()

@@ -18,6 +18,7 @@ from app.engine.service import ModelInfo
 from app.engine.sizing import SizeWishes, choose_sizes
 from app.engine.text.templates import ChatTemplate
 from app.engine.text.tokenizer import Tokenizer
+from app.engine.trace import Trace
 
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -35,6 +36,7 @@ def open_engine(
     max_in_flight: int = 2,
     tensor_split: Sequence[float] | None = None,
     snapshot_budget_bytes: int = 64 << 20,
+    trace: Trace | None = None,
 ) -> Engine:
     """An engine that serves `path` over `devices`; close it, then the devices."""
     gguf = GGUFFile.open(path)
@@ -82,6 +84,7 @@ def open_engine(
             executor=Executor(model, stages, TokenEmbedding.of(gguf, model), sizes.limits, scratch),
             recovery=recovery,
             max_in_flight=max_in_flight,
+            trace=trace,
         )
     )
 
