@@ -55,7 +55,8 @@ def random_rows(rng: np.random.Generator, type_: GGMLType, n_rows: int, n: int) 
     """Packed rows with random quants and small scales."""
     if type_ not in _SCALES:
         return quantize(type_, rng.standard_normal((n_rows, n), np.float32) * np.float32(0.02))
-    block_bytes = row_bytes(type_, 256) if n % 256 == 0 and type_ in (GGMLType.Q4_K, GGMLType.Q6_K) else row_bytes(type_, 32)
+    long_blocks = n % 256 == 0 and type_ in (GGMLType.Q4_K, GGMLType.Q6_K)
+    block_bytes = row_bytes(type_, 256 if long_blocks else 32)
     raw = rng.integers(0, 256, (n_rows * row_bytes(type_, n) // block_bytes, block_bytes), np.uint8)
     for offset, scale in _SCALES[type_]:
         halves = np.full((len(raw), 1), scale, np.float16)

@@ -1,4 +1,4 @@
-"""Tandem's CPU device under measurement: a process that answers commands on stdin with seconds. See `bench.measured`."""
+"""Tandem's CPU device under measurement: answers commands on stdin with seconds; see `bench.measured`."""
 
 from __future__ import annotations
 
