@@ -24,12 +24,13 @@ from app.engine.constraint import Constrainer
 from app.engine.executor import Executor, Running
 from app.engine.grammar import Grammars
 from app.engine.live import LiveRequest
+from app.engine.pacing import Pacing
 from app.engine.pooling import PoolingRequest
 from app.engine.request import Embedded, FinishReason, GenerateRequest
 from app.engine.sampling import SamplerFactory
 from app.engine.service import Embedding, ModelInfo, Phase, ServiceStatus, SlotInfo
-from app.engine.serving.scheduler import Scheduler
-from app.engine.serving.types import Choice, Ended, Output, OutputKind, SchedulerConfig, Ubatch
+from app.engine.serving.scheduler import WHOLE_BUDGET, Scheduler
+from app.engine.serving.types import Budget, Choice, Ended, Output, OutputKind, SchedulerConfig, Ubatch
 from app.engine.stream import EventStream, Outbox
 from app.engine.text.templates import ChatTemplate
 from app.engine.text.tokenizer import Tokenizer
@@ -82,6 +83,7 @@ class Engine:
         self._recovery = parts.recovery
         self._max_in_flight = parts.max_in_flight
         self._timeline = Timeline()
+        self._pacing = Pacing(parts.executor.sizes)
         self._trace = parts.trace
         self._clock = clock
         self._status = ServiceStatus(phase=Phase.READY, progress=1.0)
@@ -230,8 +232,8 @@ class Engine:
         return max(0.0, min(deadlines) - self._clock()) if deadlines else None
 
     def _fill_lanes(self) -> None:
-        while len(self._running) < self._max_in_flight:
-            ubatch = self._scheduler.schedule(self._clock())
+        while len(self._running) < self._n_in_flight():
+            ubatch = self._scheduler.schedule(self._clock(), self._budget())
             if ubatch is None:
                 return
             hidden = self._live.get(ubatch.sequences[0].request_id)
@@ -239,6 +241,29 @@ class Engine:
             self._running.append(running)
             running.done.add_done_callback(self._on_done)
             self._announce(ubatch)
+
+    def _n_in_flight(self) -> int:
+        """As many ubatches as keep all stages busy; what runs at once is limited by memory too."""
+        n_stages = len(self._executor.stages)
+        if n_stages == 1 or not self._running:
+            return self._max_in_flight
+        n_rows = self._running[-1].ubatch.n_tokens
+        return max(self._max_in_flight, self._pacing.n_in_flight(n_stages, n_rows))
+
+    def _budget(self) -> Budget:
+        """Over several stages: how long the next prompt chunk is, and how many sequences one decode group has."""
+        n_stages = len(self._executor.stages)
+        if n_stages == 1:
+            return WHOLE_BUDGET
+        demand = self._scheduler.demand()
+        n_prompt = n_decode = None
+        if demand.n_prompt_tokens:
+            in_flight = [running.ubatch.n_tokens for running in self._running]
+            n_prompt = self._pacing.prompt_chunk(n_stages, demand.n_prompt_tokens, in_flight)
+        if demand.n_decoding > 1:
+            n_groups = self._pacing.n_groups(n_stages, demand.n_decoding)
+            n_decode = -(-demand.n_decoding // n_groups)
+        return Budget(n_prompt=n_prompt, n_decode=n_decode)
 
     def _on_done(self, _: Future[Any]) -> None:
         self._wake.set()
@@ -298,6 +323,8 @@ class Engine:
     def _note_times(self, running: Running) -> None:
         now, ubatch = self._clock(), running.ubatch
         spans = self._timeline.take(running.marks, now)
+        for span in spans:
+            self._pacing.note(span.stage, running.marks.n_rows, span.busy_s, queued=span.queued)
         if self._trace is not None:
             requests = tuple(sequence.request_id for sequence in ubatch.sequences)
             n_prompt = ubatch.n_tokens - ubatch.n_decode

@@ -88,6 +88,11 @@ class Executor:
         self._scratch = scratch
         self._mirrors = {InputKind.MASK: MaskMirror(), InputKind.MASK_SWA: MaskMirror()}
 
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The padded numbers of rows that ubatches have."""
+        return buckets(self._limits.max_tokens)
+
     def forget_inputs(self) -> None:
         """What the devices hold is unknown (a stage was rebuilt): send masks whole next time."""
         for mirror in self._mirrors.values():

@@ -106,6 +106,16 @@ def test_progress_is_told_when_asked(open_: OpenEngine) -> None:
     assert kinds.index(Delta) > max(at for at, kind in enumerate(kinds) if kind is Progress)
 
 
+def test_over_two_stages_a_prompt_goes_in_chunks_that_overlap(open_: OpenEngine) -> None:
+    prompt = [*PROMPT, *PROMPT[:38]]
+    n_ubatches = []
+    for n_devices in (1, 2):
+        engine = open_(n_devices, n_ubatch=128, max_in_flight=n_devices + 1)
+        asyncio.run(collect(engine, request("a", prompt, 1)))
+        n_ubatches.append(engine.counters()["ubatches_total"])
+    assert n_ubatches[0] == 1 and n_ubatches[1] > 1
+
+
 def test_prompt_logprobs_cover_every_token_and_ignore_chunking(open_: OpenEngine) -> None:
     sampling = SamplingParams(temperature=0.0, n_logprobs=2)
     got = []

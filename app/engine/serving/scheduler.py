@@ -22,6 +22,7 @@ from app.engine.serving.types import (
     Budget,
     Choice,
     Counters,
+    Demand,
     Ended,
     Output,
     OutputKind,
@@ -119,6 +120,18 @@ class Scheduler:
         """Form the next ubatch, or None when nothing can be computed before the next commit or add."""
         plan = self._planner.form(budget)
         return self._emit(plan, now) if plan.rows else None
+
+    def demand(self) -> Demand:
+        """What budgets are chosen by. Waiting requests count as far as the cache is known not to have them."""
+        n_prompt_tokens = n_decoding = 0
+        for sequence in self.roster.live.values():
+            if sequence.n_new > 0 and sequence.phase is Phase.RUNNING and sequence.n_left <= 1:
+                n_decoding += 1
+            elif sequence.phase is Phase.RUNNING:
+                n_prompt_tokens += sequence.n_left
+            else:
+                n_prompt_tokens += max(0, sequence.n_known - max(0, sequence.n_matched))
+        return Demand(n_prompt_tokens, n_decoding)
 
     def live_samples(self, ubatch: Ubatch) -> tuple[Output, ...]:
         """The SAMPLE outputs of a ubatch in flight whose requests still want a token."""

@@ -107,6 +107,14 @@ class Budget:
 
 
 @dataclass(frozen=True, slots=True)
+class Demand:
+    """What there is to compute: prompt tokens not scheduled yet, and sequences that decode, in flight or not."""
+
+    n_prompt_tokens: int
+    n_decoding: int
+
+
+@dataclass(frozen=True, slots=True)
 class CopyCells:
     """Copy `n_cells` consecutive cells of every cache on every device. Source and target never overlap."""
 

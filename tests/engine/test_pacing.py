@@ -1,0 +1,127 @@
+"""Chunks and groups from stage times that are given here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.engine.executor import bucket, buckets
+from app.engine.pacing import MIN_CHUNK, Pacing
+
+SIZES = buckets(512)
+
+
+def measured(*stages: Callable[[int], float], alone_s: float = 0.0, sizes: Sequence[int] = SIZES) -> Pacing:
+    """Stages that take so long for so many rows, and this much longer from end to end when they were idle."""
+    pacing = Pacing(sizes)
+    for number, seconds in enumerate(stages):
+        for size in sizes:
+            pacing.note(number, size, seconds(size), queued=True)
+            pacing.note(number, size, seconds(size) + alone_s, queued=False)
+    return pacing
+
+
+def per_row(fixed_rows: float) -> Callable[[int], float]:
+    return lambda n: 1e-3 * (fixed_rows + n)
+
+
+def finish_s(n_tokens: int, chunk: int, *stages: Callable[[int], float]) -> float:
+    """The flow shop, run step by step."""
+    free = [0.0] * len(stages)
+    for start in range(0, n_tokens, chunk):
+        at = 0.0
+        n_rows = bucket(min(chunk, n_tokens - start), 512)
+        for number, seconds in enumerate(stages):
+            at = free[number] = max(at, free[number]) + seconds(n_rows)
+    return free[-1]
+
+
+def test_one_stage_takes_the_largest_chunk_and_one_group() -> None:
+    pacing = measured(per_row(1))
+    assert pacing.prompt_chunk(1, 2048, []) == 512
+    assert pacing.n_groups(1, 16) == 1
+
+
+@pytest.mark.parametrize("n_stages", [2, 3, 4, 8])
+@pytest.mark.parametrize("fixed_rows", [2, 20, 100])
+@pytest.mark.parametrize("n_tokens", [100, 1000, 4096])
+def test_a_prompt_alone_goes_in_the_chunks_that_finish_first(n_stages: int, fixed_rows: float, n_tokens: int) -> None:
+    stages = [per_row(fixed_rows)] * n_stages
+    chunk = measured(*stages).prompt_chunk(n_stages, n_tokens, [])
+    best = min(finish_s(n_tokens, size, *stages) for size in SIZES if size >= MIN_CHUNK)
+    assert finish_s(n_tokens, chunk, *stages) <= 1.03 * best
+
+
+def test_the_last_stage_of_a_long_prompt_hardly_waits() -> None:
+    """2,048 tokens over two equal stages: within the reach of 1.75 times one stage."""
+    one, half = finish_s(2048, 512, lambda n: 2e-3 * (8 + n)), per_row(8)
+    chunk = measured(half, half).prompt_chunk(2, 2048, [])
+    assert one / finish_s(2048, chunk, half, half) > 1.75
+    assert one / finish_s(2048, 512, half, half) < 1.75
+
+
+def test_the_end_behind_a_slow_first_stage_is_small() -> None:
+    slow, fast = per_row(4), lambda n: 0.5e-3 * (4 + n)
+    pacing = measured(slow, fast)
+    assert pacing.prompt_chunk(2, 8192, [256, 256, 256]) > pacing.prompt_chunk(2, 256, [256, 256, 256])
+
+
+def test_chunks_of_equal_stages_stay_as_long_as_those_in_front() -> None:
+    """The longest ubatch fills and drains the pipeline; shorter ones behind it win nothing."""
+    assert measured(per_row(16), per_row(16)).prompt_chunk(2, 128, [128, 128]) >= 128
+
+
+def test_groups_where_rows_cost_and_one_where_they_do_not() -> None:
+    assert measured(per_row(1), per_row(1)).n_groups(2, 16) == 2
+    assert measured(*[per_row(1)] * 4).n_groups(4, 16) == 4
+    assert measured(per_row(1000), per_row(1000)).n_groups(2, 16) == 1
+    assert measured(per_row(1), per_row(1)).n_groups(2, 1) == 1
+
+
+def test_groups_end_when_they_turn_out_not_to_pay() -> None:
+    pacing = Pacing(SIZES)
+    for stage in (0, 1):
+        pacing.note(stage, 16, 0.020, queued=False)
+    assert pacing.n_groups(2, 16) == 2  # half the rows promise less than 0.95 of the time
+    for stage in (0, 1):
+        pacing.note(stage, 8, 0.0199, queued=True)
+        pacing.note(stage, 8, 0.0205, queued=False)
+    assert pacing.n_groups(2, 16) == 1
+
+
+def test_links_ask_for_more_ubatches_in_flight() -> None:
+    assert measured(per_row(0), per_row(0)).n_in_flight(2, 128) == 3
+    assert measured(per_row(0), per_row(0), alone_s=0.128).n_in_flight(2, 128) == 5
+    assert measured(per_row(0), per_row(0), alone_s=100.0).n_in_flight(2, 128) == 8
+    assert Pacing(SIZES).n_in_flight(3, 128) == 4
+
+
+def test_a_slow_first_run_is_soon_forgotten() -> None:
+    pacing = measured(per_row(8), per_row(8))
+    want = pacing.prompt_chunk(2, 2048, [])
+    pacing.note(0, 512, 60.0, queued=True)
+    for _ in range(12):
+        pacing.note(0, 512, 0.52, queued=True)
+    assert pacing.prompt_chunk(2, 2048, []) == want
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(1, 512), st.floats(0, 10), st.booleans()), max_size=30),
+    st.integers(1, 4),
+    st.integers(1, 10_000),
+    st.lists(st.integers(1, 512), max_size=8),
+    st.sampled_from([1, 7, 64, 512]),
+)
+def test_whatever_was_measured_decisions_are_within_limits(
+    samples: list[tuple[int, int, float, bool]], n_stages: int, n_tokens: int, in_flight: list[int], largest: int
+) -> None:
+    pacing = Pacing(buckets(largest))
+    for stage, n_rows, seconds, queued in samples:
+        pacing.note(stage, n_rows, seconds, queued=queued)
+    assert 1 <= pacing.prompt_chunk(n_stages, n_tokens, in_flight) <= largest
+    assert 1 <= pacing.n_groups(n_stages, n_tokens) <= n_stages
+    assert n_stages + 1 <= pacing.n_in_flight(n_stages, n_tokens) <= 4 * n_stages or n_stages == 1
