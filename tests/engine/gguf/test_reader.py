@@ -366,3 +366,24 @@ def test_a_part_of_another_model_with_the_same_numbers_is_found_by_its_total(par
     (parts[0].parent / "o-00003-of-00003.gguf").replace(parts[2])
     with pytest.raises(FormatError, match=r"split\.tensors\.count says 3, but the files hold 5"):
         GGUFFile.open(parts[0])
+
+
+# Files of more than 4 GiB.
+
+
+def test_tensors_beyond_4_gib_are_found_where_they_lie(tmp_path: Path) -> None:
+    """The file has holes, so it takes no room on the disk."""
+    n_bytes = 5 << 30
+    head = header(2, 0, entry("large", (1 << 18, n_bytes >> 20), 0, 0) + entry("last", (4,), 0, n_bytes))
+    path = tmp_path / "large.gguf"
+    start = -(-len(head) // 32) * 32
+    with path.open("wb") as file:
+        file.write(head)
+        file.seek(start + n_bytes - 4)
+        file.write(np.float32(7).tobytes() + np.arange(4, dtype=np.float32).tobytes())
+    whole = GGUFFile.open(path)
+    assert whole.tensors["last"].offset == start + n_bytes > 1 << 32
+    assert np.frombuffer(whole.data("last"), "<f4").tolist() == [0, 1, 2, 3]
+    assert len(whole.data("large")) == n_bytes
+    assert np.frombuffer(whole.data("large")[-4:], "<f4") == 7
+    whole.forget("large")
