@@ -19,6 +19,10 @@ from app.rpc.client_socket import ClientSocket
 STAGING_BYTES = 64 << 20
 
 
+#: So many answers may wait; then the session waits, and with it the client.
+MAX_WAITING = 256
+
+
 class Staging:
     """Memory in which bulk data waits, kept for the next of the same size. Thread-safe."""
 
@@ -66,6 +70,7 @@ class Answers:
         """Send an answer, or queue it behind those that wait; `buffers` must stay as they are."""
         with self._wake:
             if self._waiting:
+                self._wait_for_room()
                 self._waiting.append(lambda: self._socket.send(*buffers))
                 return
         self._socket.send(*buffers)
@@ -82,11 +87,15 @@ class Answers:
                 then()
 
         with self._wake:
+            self._wait_for_room()
             self._waiting.append(answer)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="rpc-answer", daemon=True)
                 self._thread.start()
             self._wake.notify_all()
+
+    def _wait_for_room(self) -> None:
+        self._wake.wait_for(lambda: len(self._waiting) < MAX_WAITING)
 
     def drain(self) -> None:
         """Wait until nothing waits."""

@@ -41,6 +41,9 @@ PIECE_BYTES = 1 << 20
 #: Inputs and results from this size on are moved while the device computes the one before or the next.
 OVERLAP_BYTES = 256 << 10
 
+#: As much may be queued on a device unseen; then the session waits, and with it the client.
+MAX_UNSEEN_CALLS, MAX_UNSEEN_BYTES = 512, 64 << 20
+
 #: A 6.0 client does not say what a weight is; like a stock worker we keep whatever is longer than this.
 KEPT_ABOVE_BYTES_6_0 = 10 << 20
 
@@ -62,6 +65,7 @@ class Session:
         self._understands_notices = False
         #: Devices that were given work since they were last seen to be done with all of it.
         self._busy: set[Station] = set()
+        self._unseen_calls = self._unseen_bytes = 0
         #: The end of the last run on each device.
         self._runs: dict[Station, Future[None]] = {}
         #: Bulk bytes written since the last run: whether the next one belongs to a prompt.
@@ -108,10 +112,27 @@ class Session:
         if self._failure is not None:
             raise DeviceError(self._failure)
 
-    def _work_for(self, station: Station) -> Device:
-        """The device, which is about to be given something to do."""
+    def _work_for(self, station: Station, n_bytes: int = 0) -> Device:
+        """The device, which is about to be given something to do, with `n_bytes` of ours to keep until it is done."""
+        self._unseen_calls += 1
+        self._unseen_bytes += n_bytes
+        if self._unseen_calls > MAX_UNSEEN_CALLS or self._unseen_bytes > MAX_UNSEEN_BYTES:
+            for busy in tuple(self._busy):
+                self._await(busy)
         self._busy.add(station)
         return station.device
+
+    def _await(self, station: Station) -> None:
+        """Wait until a device is done with all that it was given. Raises what went wrong."""
+        station.device.record().result()
+        self._seen(station)
+        self._check()
+
+    def _seen(self, station: Station) -> None:
+        """A device was seen to be done with all that it was given."""
+        self._busy.discard(station)
+        if not self._busy:
+            self._unseen_calls = self._unseen_bytes = 0
 
     def _is_computing(self, station: Station) -> bool:
         """Whether a graph of this client runs, or is about to: then nothing is waited for that waits for it."""
@@ -149,8 +170,7 @@ class Session:
             self._answers.send_later(station.device.record(), answer, then=lambda: None)
             return
         if station in self._busy:
-            station.device.record().result()
-            self._busy.discard(station)
+            self._await(station)
         self._answer(request.command, m.Value(station.device.caps.alignment_bytes))
 
     def _get_max_size(self, request: m.GetMaxSize) -> None:
@@ -258,7 +278,7 @@ class Session:
         """The range itself, once the device is done with all it was given; None where it cannot be had."""
         view = spot.station.device.host_view(spot.buffer, spot.offset, size)
         if view is not None:
-            self._busy.discard(spot.station)
+            self._seen(spot.station)
             self._check()
         return view
 
@@ -302,7 +322,7 @@ class Session:
             self._check()
             self._answers.send(header, piece)
             header = b""
-        self._busy.discard(spot.station)
+        self._seen(spot.station)
 
     def _copy_tensor(self, request: m.CopyTensor) -> None:
         """Refused with 0, so that the client moves the bytes itself, when a device cannot do it alone."""
@@ -349,7 +369,7 @@ class Session:
         self._graphs.drop(request.device, request.graph_id)
 
     def _run(self, graph: Graph) -> None:
-        self._busy.add(graph.station)
+        self._work_for(graph.station)
         ended = graph.station.run(graph.handle, at_once=self._bulk_bytes == 0)
         self._bulk_bytes = 0
         self._runs[graph.station] = ended
@@ -393,7 +413,7 @@ class Session:
         if view is not None:
             view[:] = data
         else:
-            self._work_for(spot.station).write(spot.buffer, spot.offset, bytes(data))
+            self._work_for(spot.station, len(data)).write(spot.buffer, spot.offset, bytes(data))
 
     def _read_region(self, request: m.ReadRegion) -> None:
         self._send(self._holdings.at(request.address, request.size_bytes), request.size_bytes)
