@@ -9,7 +9,7 @@ import pytest
 from app.engine.request import FinishReason
 from app.engine.serving.fair import share_rows
 from app.engine.serving.sequence import shared_prefix, snapshot_cuts
-from app.engine.serving.types import Budget, Choice, OutputKind, SchedulerConfig
+from app.engine.serving.types import Budget, Choice, Demand, OutputKind, SchedulerConfig
 from app.errors import ConfigError, ContextLengthExceeded, InternalError, QueueFull
 
 from .fake_device import Driver
@@ -25,6 +25,23 @@ def text(n: int, seed: int = 1) -> tuple[int, ...]:
 
 def rows_of(ubatch, request_id: str) -> int:
     return sum(s.n_rows for s in ubatch.sequences if s.request_id == request_id)
+
+
+# --- demand ---
+
+
+def test_demand_is_what_is_left_of_prompts_and_who_decodes() -> None:
+    d = driver(n_slots=2)
+    a = d.add(text(10, seed=9), max_tokens=20)
+    d.add(text(100, seed=3), max_tokens=20)
+    assert d.scheduler.demand() == Demand(110, 0)
+    while not a.answer:
+        d.step(budget=Budget(n_prompt=20))
+    d.step(budget=Budget(n_prompt=20))
+    demand = d.scheduler.demand()
+    assert demand.n_decoding == 1 and 0 < demand.n_prompt_tokens < 100 and demand.n_prompt_tokens % 10 == 0
+    d.add(text(30, seed=5), max_tokens=20)  # waits for a slot
+    assert d.scheduler.demand() == Demand(demand.n_prompt_tokens + 30, 1)
 
 
 # --- sharing rows ---
