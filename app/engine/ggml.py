@@ -268,7 +268,7 @@ def tensor_bytes(type_: GGMLType, ne: Shape, nb: Shape) -> int:
         first = traits.block_bytes + (ne[0] - 1) * nb[0]
     else:
         first = ne[0] * nb[0] // traits.block_elements
-    return first + sum((n - 1) * stride for n, stride in zip(ne[1:], nb[1:], strict=True))
+    return first + (ne[1] - 1) * nb[1] + (ne[2] - 1) * nb[2] + (ne[3] - 1) * nb[3]
 
 
 def is_contiguous(type_: GGMLType, ne: Shape, nb: Shape) -> bool:

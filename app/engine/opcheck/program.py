@@ -64,16 +64,17 @@ def _check_place(program: Program, index: int) -> None:
         _malformed(program, f"{what} has rows of {tensor.ne[0]} elements, not a multiple of a {tensor.type.name} block")
     if tensor.buffer is None:
         return
-    if tensor.offset + tensor.n_bytes > tensor.buffer.size_bytes:
-        end = tensor.offset + tensor.n_bytes
+    n_bytes = tensor.n_bytes
+    if tensor.offset + n_bytes > tensor.buffer.size_bytes:
+        end = tensor.offset + n_bytes
         _malformed(program, f"{what} ends at byte {end} of a buffer of {tensor.buffer.size_bytes} bytes")
-    if tensor.n_bytes > 0:
-        _check_strides(program, tensor, what)
+    if n_bytes > 0:
+        _check_strides(program, tensor, n_bytes, what)
         if tensor.view_src >= 0:
-            _check_view(program, tensor, what)
+            _check_view(program, tensor, n_bytes, what)
 
 
-def _check_strides(program: Program, tensor: PlacedTensor, what: str) -> None:
+def _check_strides(program: Program, tensor: PlacedTensor, n_bytes: int, what: str) -> None:
     """Elements must start where their type allows, and may not cover the same bytes over and over."""
     traits = TRAITS[tensor.type]
     strides = [nb for n, nb in zip(tensor.ne[1:], tensor.nb[1:], strict=True) if n > 1]
@@ -84,20 +85,20 @@ def _check_strides(program: Program, tensor: PlacedTensor, what: str) -> None:
     elif tensor.nb[0] != traits.block_bytes:
         _malformed(program, f"{what} has {tensor.type.name} blocks {tensor.nb[0]} bytes apart")
     covered = tensor.n_elements // traits.block_elements * traits.block_bytes
-    if covered > MAX_OVERLAP * tensor.n_bytes:
-        _malformed(program, f"{what} covers its {tensor.n_bytes} bytes {covered // tensor.n_bytes} times over")
+    if covered > MAX_OVERLAP * n_bytes:
+        _malformed(program, f"{what} covers its {n_bytes} bytes {covered // n_bytes} times over")
 
 
-def _check_view(program: Program, tensor: PlacedTensor, what: str) -> None:
+def _check_view(program: Program, tensor: PlacedTensor, n_bytes: int, what: str) -> None:
     owner = program.tensors[tensor.view_src]
     if owner is tensor or owner.view_src >= 0:
         _malformed(program, f"{what} is a view of a tensor that does not own its memory")
     if owner.buffer is not tensor.buffer or tensor.offset != owner.offset + tensor.view_offs:
         _malformed(program, f"{what} does not lie where its owner ({owner.name}) and its view offset say")
-    if tensor.view_offs + tensor.n_bytes > owner.n_bytes:
+    if tensor.view_offs + n_bytes > owner.n_bytes:
         _malformed(
             program,
-            f"{what} spans bytes {tensor.view_offs} to {tensor.view_offs + tensor.n_bytes} "
+            f"{what} spans bytes {tensor.view_offs} to {tensor.view_offs + n_bytes} "
             f"of its owner ({owner.name}), which has {owner.n_bytes}",
         )
 
