@@ -41,11 +41,10 @@ struct Kind {
 };
 
 // The shape of a format: elements and bytes per block of a group, and its kind.
-template <int kElements_, int kMainBytes_, int kTailBytes_, int kMax_, int kOffset_, bool kMin_, int kSub_>
+template <int kElements_, int kBlockBytes_, int kMax_, int kOffset_, bool kMin_, int kSub_>
 struct Shape {
     static constexpr int kElements = kElements_;
-    static constexpr int kMainBytes = kMainBytes_;
-    static constexpr int kTailBytes = kTailBytes_;
+    static constexpr int kBlockBytes = kBlockBytes_;
     using Kind = ::tandem::TANDEM_ISA::Kind<kMax_, kOffset_, kMin_, kSub_>;
 };
 
@@ -68,53 +67,53 @@ TANDEM_INLINE void fifth_bits(const uint8_t *field, int part, vb *w) {
     }
 }
 
-struct Q4_0 : Shape<32, 256, 32, 15, 8, false, 32> {
+struct Q4_0 : Shape<32, 288, 15, 8, false, 32> {
     template <class Emit>
-    TANDEM_INLINE static void decode(const uint8_t *main, const uint8_t *tail, int part, Emit emit) {
+    TANDEM_INLINE static void decode(const uint8_t *p, int part, Emit emit) {
         vb w[8];
-        nibbles(main, part, w);
-        emit(0, w, half_scale(tail, part), vf{}, vf{}, vf{});
+        nibbles(p + 32, part, w);
+        emit(0, w, half_scale(p, part), vf{}, vf{}, vf{});
     }
 };
 
-struct Q4_1 : Shape<32, 256, 64, 15, 0, true, 32> {
+struct Q4_1 : Shape<32, 320, 15, 0, true, 32> {
     template <class Emit>
-    TANDEM_INLINE static void decode(const uint8_t *main, const uint8_t *tail, int part, Emit emit) {
+    TANDEM_INLINE static void decode(const uint8_t *p, int part, Emit emit) {
         vb w[8];
-        nibbles(main, part, w);
-        emit(0, w, half_scale(tail, part), half_scale(tail + 32, part), vf{}, vf{});
+        nibbles(p + 64, part, w);
+        emit(0, w, half_scale(p, part), half_scale(p + 32, part), vf{}, vf{});
     }
 };
 
-struct Q5_0 : Shape<32, 320, 32, 31, 16, false, 32> {
+struct Q5_0 : Shape<32, 352, 31, 16, false, 32> {
     template <class Emit>
-    TANDEM_INLINE static void decode(const uint8_t *main, const uint8_t *tail, int part, Emit emit) {
+    TANDEM_INLINE static void decode(const uint8_t *p, int part, Emit emit) {
         vb w[8];
-        nibbles(main, part, w);
-        fifth_bits(main + 256, part, w);
-        emit(0, w, half_scale(tail, part), vf{}, vf{}, vf{});
+        nibbles(p + 96, part, w);
+        fifth_bits(p + 32, part, w);
+        emit(0, w, half_scale(p, part), vf{}, vf{}, vf{});
     }
 };
 
-struct Q5_1 : Shape<32, 320, 64, 31, 0, true, 32> {
+struct Q5_1 : Shape<32, 384, 31, 0, true, 32> {
     template <class Emit>
-    TANDEM_INLINE static void decode(const uint8_t *main, const uint8_t *tail, int part, Emit emit) {
+    TANDEM_INLINE static void decode(const uint8_t *p, int part, Emit emit) {
         vb w[8];
-        nibbles(main, part, w);
-        fifth_bits(main + 256, part, w);
-        emit(0, w, half_scale(tail, part), half_scale(tail + 32, part), vf{}, vf{});
+        nibbles(p + 128, part, w);
+        fifth_bits(p + 64, part, w);
+        emit(0, w, half_scale(p, part), half_scale(p + 32, part), vf{}, vf{});
     }
 };
 
-struct Q8_0 : Shape<32, 512, 32, 128, 0, false, 32> {
+struct Q8_0 : Shape<32, 544, 128, 0, false, 32> {
     template <class Emit>
-    TANDEM_INLINE static void decode(const uint8_t *main, const uint8_t *tail, int part, Emit emit) {
+    TANDEM_INLINE static void decode(const uint8_t *p, int part, Emit emit) {
         vb w[8];
         TANDEM_UNROLL
         for (int c = 0; c < 8; ++c) {
-            w[c] = signed_form(chunk(main, c, part));
+            w[c] = signed_form(chunk(p + 32, c, part));
         }
-        emit(0, w, half_scale(tail, part), vf{}, vf{}, vf{});
+        emit(0, w, half_scale(p, part), vf{}, vf{}, vf{});
     }
 };
 
@@ -132,33 +131,33 @@ TANDEM_INLINE Codebook signed_codebook(const int8_t (&values)[16]) {
 }
 constexpr int8_t kIq4Values[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 
-struct IQ4_NL : Shape<32, 256, 32, 128, 0, false, 32> {
+struct IQ4_NL : Shape<32, 288, 128, 0, false, 32> {
     template <class Emit>
-    TANDEM_INLINE static void decode(const uint8_t *main, const uint8_t *tail, int part, Emit emit) {
+    TANDEM_INLINE static void decode(const uint8_t *p, int part, Emit emit) {
         const Codebook book = signed_codebook(kIq4Values);
         vb w[8];
-        nibbles(main, part, w);
+        nibbles(p + 32, part, w);
         TANDEM_UNROLL
         for (int c = 0; c < 8; ++c) {
             w[c] = lookup(book.values, w[c]);
         }
-        emit(0, w, half_scale(tail, part), vf{}, vf{}, vf{});
+        emit(0, w, half_scale(p, part), vf{}, vf{}, vf{});
     }
 };
 
 // Twice the values of E2M1, moved up by 16 so that they are small unsigned bytes; the scale is halved for it.
 constexpr uint8_t kMxfp4Values[16] = {16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4};
 
-struct MXFP4 : Shape<32, 256, 16, 31, 16, false, 32> {
+struct MXFP4 : Shape<32, 272, 31, 16, false, 32> {
     template <class Emit>
-    TANDEM_INLINE static void decode(const uint8_t *main, const uint8_t *tail, int part, Emit emit) {
+    TANDEM_INLINE static void decode(const uint8_t *p, int part, Emit emit) {
         vb w[8];
-        nibbles(main, part, w);
+        nibbles(p + 16, part, w);
         TANDEM_UNROLL
         for (int c = 0; c < 8; ++c) {
             w[c] = lookup(kMxfp4Values, w[c]);
         }
-        const vi e = byte_scale<uint8_t>(tail, 0, part);
+        const vi e = byte_scale<uint8_t>(p, 0, part);
         const vi normal = (e - 1) << 23;
         const vi small = e == 1 ? splat_int(0x00400000) : splat_int(0x00200000);
         emit(0, w, (vf)(e < 2 ? small : normal), vf{}, vf{}, vf{});
@@ -170,9 +169,9 @@ struct KScales {
     vf scale[8];
     vf minimum[8];  // negative: what is subtracted
 };
-TANDEM_INLINE void k_scales(const uint8_t *field, const uint8_t *tail, int part, KScales &out) {
-    const vf d = half_scale(tail, part);
-    const vf dmin = half_scale(tail + 32, part);
+TANDEM_INLINE void k_scales(const uint8_t *field, const uint8_t *halves, int part, KScales &out) {
+    const vf d = half_scale(halves, part);
+    const vf dmin = half_scale(halves + 32, part);
     for (int b = 0; b < 4; ++b) {
         const vi first = byte_scale<uint8_t>(field, b, part);
         const vi second = byte_scale<uint8_t>(field, b + 4, part);
@@ -184,17 +183,17 @@ TANDEM_INLINE void k_scales(const uint8_t *field, const uint8_t *tail, int part,
     }
 }
 
-struct Q4_K : Shape<256, 2240, 64, 15, 0, true, 32> {
+struct Q4_K : Shape<256, 2304, 15, 0, true, 32> {
     template <class Emit>
-    TANDEM_INLINE static void decode(const uint8_t *main, const uint8_t *tail, int part, Emit emit) {
+    TANDEM_INLINE static void decode(const uint8_t *p, int part, Emit emit) {
         KScales s;
-        k_scales(main + 2048, tail, part, s);
+        k_scales(p + 64, p, part, s);
         TANDEM_ROLLED
         for (int pair = 0; pair < 4; ++pair) {
             vb low[8], high[8];
             TANDEM_UNROLL
             for (int c = 0; c < 8; ++c) {
-                const vb v = chunk(main + 512 * pair, c, part);
+                const vb v = chunk(p + 256 + 512 * pair, c, part);
                 low[c] = v & (uint8_t)15;
                 high[c] = shifted<4>(v, 15);
             }
@@ -204,19 +203,22 @@ struct Q4_K : Shape<256, 2240, 64, 15, 0, true, 32> {
     }
 };
 
-struct Q5_K : Shape<256, 2752, 64, 31, 0, true, 32> {
+struct Q5_K : Shape<256, 2816, 31, 0, true, 32> {
     template <class Emit>
-    TANDEM_INLINE static void decode(const uint8_t *main, const uint8_t *tail, int part, Emit emit) {
-        const uint8_t *high_bits = main + 2048;
+    TANDEM_INLINE static void decode(const uint8_t *p, int part, Emit emit) {
+        // The first quarter of the quants alternates with the high bits of all.
+        const uint8_t *first = p + 256;
         KScales s;
-        k_scales(main + 2560, tail, part, s);
+        k_scales(p + 64, p, part, s);
         TANDEM_ROLLED
         for (int pair = 0; pair < 4; ++pair) {
+            const uint8_t *quants = pair == 0 ? first : p + 768 + 512 * pair;
+            const int stride = pair == 0 ? 2 : 1;
             vb low[8], high[8];
             TANDEM_UNROLL
             for (int c = 0; c < 8; ++c) {
-                const vb v = chunk(main + 512 * pair, c, part);
-                const vb bits = (vb)((v16)chunk(high_bits, c, part) >> (2 * pair));
+                const vb v = chunk(quants, stride * c, part);
+                const vb bits = (vb)((v16)chunk(first, 2 * c + 1, part) >> (2 * pair));
                 low[c] = (v & (uint8_t)15) | shifted_up(bits, 4, 16);
                 high[c] = shifted<4>(v, 15) | shifted_up(bits, 3, 16);
             }
@@ -226,87 +228,91 @@ struct Q5_K : Shape<256, 2752, 64, 31, 0, true, 32> {
     }
 };
 
-struct Q6_K : Shape<256, 3328, 32, 63, 32, false, 16> {
+struct Q6_K : Shape<256, 3360, 63, 32, false, 16> {
     template <class Emit>
-    TANDEM_INLINE static void decode(const uint8_t *main, const uint8_t *tail, int part, Emit emit) {
-        const vf d = half_scale(tail, part);
-        const uint8_t *scales = main + 3072;
+    TANDEM_INLINE static void decode(const uint8_t *p, int part, Emit emit) {
+        const vf d = half_scale(p, part);
         TANDEM_ROLLED
         for (int b = 0; b < 8; ++b) {
-            const uint8_t *quants = main + 1024 * (b / 4) + 512 * (b & 1);
-            const uint8_t *high_bits = main + 2048 + 512 * (b / 4);
+            // Of each half: low bits of the even runs of 32, alternating with the high bits of all, then those of the odd.
+            const uint8_t *half = p + 288 + 1536 * (b / 4);
+            const uint8_t *low_bits = b & 1 ? half + 1024 : half;
+            const int stride = b & 1 ? 1 : 2;
             const int nibble = b & 2 ? 4 : 0;
             const int bits = 2 * (b & 3);
             vb w[8];
             TANDEM_UNROLL
             for (int c = 0; c < 8; ++c) {
-                w[c] = shifted(chunk(quants, c, part), nibble, 15) |
-                       shifted_up((vb)((v16)chunk(high_bits, c, part) >> bits), 4, 48);
+                w[c] = shifted(chunk(low_bits, stride * c, part), nibble, 15) |
+                       shifted_up((vb)((v16)chunk(half, 2 * c + 1, part) >> bits), 4, 48);
             }
-            emit(b, w, d * to_float(byte_scale<int8_t>(scales, 2 * b, part)), vf{},
-                 d * to_float(byte_scale<int8_t>(scales, 2 * b + 1, part)), vf{});
+            emit(b, w, d * to_float(byte_scale<int8_t>(p + 32, 2 * b, part)), vf{},
+                 d * to_float(byte_scale<int8_t>(p + 32, 2 * b + 1, part)), vf{});
         }
     }
 };
 
-struct Q3_K : Shape<256, 1728, 32, 7, 4, false, 16> {
+struct Q3_K : Shape<256, 1760, 7, 4, false, 16> {
     TANDEM_INLINE static vf scale(const uint8_t *field, int j, int part, vf d) {
         const vi low = byte_scale<uint8_t>(field, j % 8, part) >> (j < 8 ? 0 : 4);
         const vi top = byte_scale<uint8_t>(field, 8 + j % 4, part) >> (2 * (j / 4));
         return d * to_float(((low & 15) | ((top & 3) << 4)) - 32);
     }
     template <class Emit>
-    TANDEM_INLINE static void decode(const uint8_t *main, const uint8_t *tail, int part, Emit emit) {
-        const vf d = half_scale(tail, part);
-        const uint8_t *scales = main + 1536;
+    TANDEM_INLINE static void decode(const uint8_t *p, int part, Emit emit) {
+        const vf d = half_scale(p, part);
+        // The first half of the quants alternates with the high bits of all.
+        const uint8_t *first = p + 224;
         TANDEM_ROLLED
         for (int b = 0; b < 8; ++b) {
+            const uint8_t *quants = b < 4 ? first : first + 1024;
+            const int stride = b < 4 ? 2 : 1;
             vb w[8];
             TANDEM_UNROLL
             for (int c = 0; c < 8; ++c) {
-                w[c] = shifted(chunk(main + 512 * (b / 4), c, part), 2 * (b % 4), 3) |
-                       shifted_up((vb)((v16)chunk(main + 1024, c, part) >> b), 2, 4);
+                w[c] = shifted(chunk(quants, stride * c, part), 2 * (b % 4), 3) |
+                       shifted_up((vb)((v16)chunk(first, 2 * c + 1, part) >> b), 2, 4);
             }
-            emit(b, w, scale(scales, 2 * b, part, d), vf{}, scale(scales, 2 * b + 1, part, d), vf{});
+            emit(b, w, scale(p + 32, 2 * b, part, d), vf{}, scale(p + 32, 2 * b + 1, part, d), vf{});
         }
     }
 };
 
-struct Q2_K : Shape<256, 1280, 64, 3, 0, true, 16> {
+struct Q2_K : Shape<256, 1344, 3, 0, true, 16> {
     template <class Emit>
-    TANDEM_INLINE static void decode(const uint8_t *main, const uint8_t *tail, int part, Emit emit) {
-        const vf d = half_scale(tail, part);
-        const vf dmin = half_scale(tail + 32, part);
+    TANDEM_INLINE static void decode(const uint8_t *p, int part, Emit emit) {
+        const vf d = half_scale(p, part);
+        const vf dmin = half_scale(p + 32, part);
         TANDEM_ROLLED
         for (int b = 0; b < 8; ++b) {
             vb w[8];
             TANDEM_UNROLL
             for (int c = 0; c < 8; ++c) {
-                w[c] = shifted(chunk(main + 512 * (b / 4), c, part), 2 * (b % 4), 3);
+                w[c] = shifted(chunk(p + 320 + 512 * (b / 4), c, part), 2 * (b % 4), 3);
             }
-            const vi first = byte_scale<uint8_t>(main + 1024, 2 * b, part);
-            const vi second = byte_scale<uint8_t>(main + 1024, 2 * b + 1, part);
+            const vi first = byte_scale<uint8_t>(p + 64, 2 * b, part);
+            const vi second = byte_scale<uint8_t>(p + 64, 2 * b + 1, part);
             emit(b, w, d * to_float(first & 15), -(dmin * to_float(first >> 4)), d * to_float(second & 15),
                  -(dmin * to_float(second >> 4)));
         }
     }
 };
 
-struct IQ4_XS : Shape<256, 2112, 64, 128, 0, false, 32> {
+struct IQ4_XS : Shape<256, 2176, 128, 0, false, 32> {
     template <class Emit>
-    TANDEM_INLINE static void decode(const uint8_t *main, const uint8_t *tail, int part, Emit emit) {
+    TANDEM_INLINE static void decode(const uint8_t *p, int part, Emit emit) {
         const Codebook book = signed_codebook(kIq4Values);
-        const vf d = half_scale(tail, part);
-        const vi high = widen_from(reinterpret_cast<const uint16_t *>(tail + 32 + 2 * kNative * part));
+        const vf d = half_scale(p, part);
+        const vi high = widen_from(reinterpret_cast<const uint16_t *>(p + 32 + 2 * kNative * part));
         TANDEM_ROLLED
         for (int b = 0; b < 8; ++b) {
             vb w[8];
-            nibbles(main + 256 * b, part, w);
+            nibbles(p + 128 + 256 * b, part, w);
             TANDEM_UNROLL
             for (int c = 0; c < 8; ++c) {
                 w[c] = lookup(book.values, w[c]);
             }
-            const vi low = byte_scale<uint8_t>(main + 2048, b / 2, part) >> (4 * (b % 2));
+            const vi low = byte_scale<uint8_t>(p + 64, b / 2, part) >> (4 * (b % 2));
             const vi scale = ((low & 15) | (((high >> (2 * b)) & 3) << 4)) - 32;
             emit(b, w, d * to_float(scale), vf{}, vf{}, vf{});
         }

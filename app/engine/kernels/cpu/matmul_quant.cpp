@@ -67,31 +67,17 @@ TANDEM_INLINE void add_block(vf &acc, const vb *w, vf d0, vf m0, vf d1, vf m1, c
     }
 }
 
-// Asks for weights some microseconds before they are needed, into the second cache: the loads themselves could not keep
-// enough lines on their way to use all of the memory's bandwidth. Past the end it asks for nothing that hurts.
-template <int kBytes>
-TANDEM_INLINE void fetch_ahead(const uint8_t *p) {
-    constexpr int kDistance = 8192;
-    for (int at = 0; at < kBytes; at += 64) {
-        __builtin_prefetch(p + kDistance + at, 0, 2);
-    }
-}
-
 // One group times kTokens tokens, decoding as it goes. out[t] takes sixteen floats.
 template <class F, int kTokens, int kTile>
 void direct(const uint8_t *group, int64_t k, const Tile &x, float *const *out) {
     constexpr int kTogether = kTokens == 1 ? kParts : 1;  // a lone token leaves registers for all sixteen rows
     const int64_t n_blocks = k / F::kElements;
-    const uint8_t *tails = group + n_blocks * F::kMainBytes;
     for (int first = 0; first < kParts; first += kTogether) {
         vf acc[kTogether][kTokens] = {};
         for (int64_t block = 0; block < n_blocks; ++block) {
-            if constexpr (kTile == 1) {
-                fetch_ahead<F::kMainBytes + F::kTailBytes>(group + block * (F::kMainBytes + F::kTailBytes));
-            }
             TANDEM_UNROLL
             for (int p = 0; p < kTogether; ++p) {
-                F::decode(group + block * F::kMainBytes, tails + block * F::kTailBytes, first + p,
+                F::decode(group + block * F::kBlockBytes, first + p,
                           [&](int b, const vb *w, vf d0, vf m0, vf d1, vf m1) [[gnu::always_inline]] {
                               TANDEM_UNROLL
                               for (int t = 0; t < kTokens; ++t) {
@@ -117,13 +103,11 @@ struct Panel {
 };
 
 template <class F>
-void decode_panel(const uint8_t *group, int64_t k, int64_t first_block, int64_t n_blocks, const Panel &panel) {
-    const uint8_t *main = group + first_block * F::kMainBytes;
-    const uint8_t *tails = group + k / F::kElements * F::kMainBytes + first_block * F::kTailBytes;
+void decode_panel(const uint8_t *group, int64_t first_block, int64_t n_blocks, const Panel &panel) {
     constexpr int kScales = 32 / F::Kind::kSub;
     for (int64_t block = 0; block < n_blocks; ++block) {
         for (int part = 0; part < kParts; ++part) {
-            F::decode(main + block * F::kMainBytes, tails + block * F::kTailBytes, part,
+            F::decode(group + (first_block + block) * F::kBlockBytes, part,
                       [&](int sub, const vb *w, vf d0, vf m0, vf d1, vf m1) [[gnu::always_inline]] {
                           const int64_t b = block * (F::kElements / 32) + sub;
                           TANDEM_UNROLL
@@ -310,7 +294,7 @@ void run(const QuantMatmul &m, const Span &span, char *scratch) {
             if constexpr (std::is_same_v<F, Unpacked>) {
                 unpack_panel(m, row, n_rows, at, n, panel);
             } else {
-                decode_panel<F>(group, m.k, at / F::kElements, n / F::kElements, panel);
+                decode_panel<F>(group, at / F::kElements, n / F::kElements, panel);
             }
             for (int64_t tile = span.tile_begin; tile < span.tile_end; ++tile) {
                 panel_tokens<typename F::Kind>(panel, at / 32, n / 32, m, tile, outputs);

@@ -1,6 +1,7 @@
 #include "pack.h"
 
 #include <cstring>
+#include <vector>
 
 namespace tandem {
 namespace {
@@ -14,37 +15,63 @@ struct Field {
     bool high_bits = false;
 };
 
-struct Layout {
-    Type type;
-    int n_main;
-    int n_fields;
-    Field fields[6];
-};
+using Layout = std::vector<Field>;
 
-// The fields of the main part come first; the rest is the tail.
-constexpr Layout kLayouts[] = {
-    {Type::Q4_0, 1, 2, {{2, 16, 4}, {0, 2, 2}}},
-    {Type::IQ4_NL, 1, 2, {{2, 16, 4}, {0, 2, 2}}},
-    {Type::MXFP4, 1, 2, {{1, 16, 4}, {0, 1, 1}}},
-    {Type::Q4_1, 1, 3, {{4, 16, 4}, {0, 2, 2}, {2, 2, 2}}},
-    {Type::Q5_0, 2, 3, {{6, 16, 4}, {2, 4, 4, true}, {0, 2, 2}}},
-    {Type::Q5_1, 2, 4, {{8, 16, 4}, {4, 4, 4, true}, {0, 2, 2}, {2, 2, 2}}},
-    {Type::Q8_0, 1, 2, {{2, 32, 4}, {0, 2, 2}}},
-    {Type::Q2_K, 2, 4, {{16, 64, 4}, {0, 16, 1}, {80, 2, 2}, {82, 2, 2}}},
-    {Type::Q3_K, 3, 4, {{32, 64, 4}, {0, 32, 4}, {96, 12, 1}, {108, 2, 2}}},
-    {Type::Q4_K, 2, 4, {{16, 128, 4}, {4, 12, 1}, {0, 2, 2}, {2, 2, 2}}},
-    {Type::Q5_K, 3, 5, {{48, 128, 4}, {16, 32, 4}, {4, 12, 1}, {0, 2, 2}, {2, 2, 2}}},
-    {Type::Q6_K, 3, 4, {{0, 128, 4}, {128, 64, 4}, {192, 16, 1}, {208, 2, 2}}},
-    {Type::IQ4_XS, 2, 4, {{8, 128, 4}, {4, 4, 1}, {0, 2, 2}, {2, 2, 2}}},
-};
-
-const Layout *layout_of(Type type) {
-    for (const Layout &layout : kLayouts) {
-        if (layout.type == type) {
-            return &layout;
-        }
+// Units of two fields in turn, as a kernel that joins them reads them.
+void alternate(Layout &layout, int first, int second, int n) {
+    for (int i = 0; i < n; ++i) {
+        layout.push_back({static_cast<int16_t>(first + 4 * i), 4, 4});
+        layout.push_back({static_cast<int16_t>(second + 4 * i), 4, 4});
     }
-    return nullptr;
+}
+
+Layout make_layout(Type type) {
+    switch (type) {
+        case Type::Q4_0:
+        case Type::IQ4_NL: return {{0, 2, 2}, {2, 16, 4}};
+        case Type::MXFP4: return {{0, 1, 1}, {1, 16, 4}};
+        case Type::Q4_1: return {{0, 2, 2}, {2, 2, 2}, {4, 16, 4}};
+        case Type::Q5_0: return {{0, 2, 2}, {2, 4, 4, true}, {6, 16, 4}};
+        case Type::Q5_1: return {{0, 2, 2}, {2, 2, 2}, {4, 4, 4, true}, {8, 16, 4}};
+        case Type::Q8_0: return {{0, 2, 2}, {2, 32, 4}};
+        case Type::Q2_K: return {{80, 2, 2}, {82, 2, 2}, {0, 16, 1}, {16, 64, 4}};
+        case Type::Q4_K: return {{0, 2, 2}, {2, 2, 2}, {4, 12, 1}, {16, 128, 4}};
+        case Type::IQ4_XS: return {{0, 2, 2}, {2, 2, 2}, {4, 4, 1}, {8, 128, 4}};
+        case Type::Q3_K: {
+            Layout layout{{108, 2, 2}, {96, 12, 1}};
+            alternate(layout, 32, 0, 8);  // quants, high bits
+            layout.push_back({64, 32, 4});
+            return layout;
+        }
+        case Type::Q5_K: {
+            Layout layout{{0, 2, 2}, {2, 2, 2}, {4, 12, 1}};
+            alternate(layout, 48, 16, 8);
+            layout.push_back({80, 96, 4});
+            return layout;
+        }
+        case Type::Q6_K: {
+            Layout layout{{208, 2, 2}, {192, 16, 1}};
+            for (int half = 0; half < 2; ++half) {
+                alternate(layout, 64 * half, 128 + 32 * half, 8);
+                layout.push_back({static_cast<int16_t>(64 * half + 32), 32, 4});
+            }
+            return layout;
+        }
+        default: return {};
+    }
+}
+
+const Layout &layout_of(Type type) {
+    static const std::vector<Layout> layouts = [] {
+        std::vector<Layout> all;
+        for (int t = 0; t <= static_cast<int>(Type::MXFP4); ++t) {
+            all.push_back(make_layout(static_cast<Type>(t)));
+        }
+        return all;
+    }();
+    static const Layout none;
+    const auto index = static_cast<size_t>(type);
+    return index < layouts.size() ? layouts[index] : none;
 }
 
 uint32_t group_bits(uint32_t bits) {
@@ -71,20 +98,14 @@ void copy_unit(const uint8_t *from, uint8_t *to, int bytes) {
     }
 }
 
-// Visits (bytes in the row's block, bytes in the group) for one row.
+// Visits (bytes in the row, bytes in the group) for one row.
 template <class Visit>
-void each_unit(const Layout &layout, int64_t k, uint8_t *group, int row, Visit visit) {
-    const Traits t = traits(layout.type);
-    const GroupLayout sizes = group_layout(layout.type);
-    const int64_t n_blocks = k / t.block_elements;
-    uint8_t *tail = group + n_blocks * sizes.main_bytes;
-    for (int64_t b = 0; b < n_blocks; ++b) {
-        uint8_t *place = group + b * sizes.main_bytes;
-        for (int f = 0; f < layout.n_fields; ++f) {
-            const Field &field = layout.fields[f];
-            if (f == layout.n_main) {
-                place = tail + b * sizes.tail_bytes;
-            }
+void each_unit(Type type, int64_t k, uint8_t *group, int row, Visit visit) {
+    const Layout &layout = layout_of(type);
+    const Traits t = traits(type);
+    uint8_t *place = group;
+    for (int64_t b = 0; b < k / t.block_elements; ++b) {
+        for (const Field &field : layout) {
             for (int u = 0; u < field.bytes / field.unit; ++u) {
                 visit(b * t.block_bytes + field.offset + u * field.unit,
                       place + (u * kGroupRows + row) * field.unit, field);
@@ -94,8 +115,8 @@ void each_unit(const Layout &layout, int64_t k, uint8_t *group, int row, Visit v
     }
 }
 
-void put_row(const Layout &layout, int64_t k, const uint8_t *in, uint8_t *group, int row) {
-    each_unit(layout, k, group, row, [in](int64_t at, uint8_t *place, const Field &field) {
+void put_row(Type type, int64_t k, const uint8_t *in, uint8_t *group, int row) {
+    each_unit(type, k, group, row, [in](int64_t at, uint8_t *place, const Field &field) {
         if (field.high_bits) {
             uint32_t bits;
             std::memcpy(&bits, in + at, 4);
@@ -109,31 +130,20 @@ void put_row(const Layout &layout, int64_t k, const uint8_t *in, uint8_t *group,
 
 }  // namespace
 
-bool is_packable(Type type) { return layout_of(type) != nullptr; }
-
-GroupLayout group_layout(Type type) {
-    const Layout *layout = layout_of(type);
-    int main = 0;
-    int tail = 0;
-    for (int f = 0; f < layout->n_fields; ++f) {
-        (f < layout->n_main ? main : tail) += layout->fields[f].bytes;
-    }
-    return {main * kGroupRows, tail * kGroupRows};
-}
+bool is_packable(Type type) { return !layout_of(type).empty(); }
 
 void pack_group(Type type, int64_t k, const uint8_t *const *rows, int n_rows, uint8_t *group) {
-    const Layout &layout = *layout_of(type);
     if (n_rows < kGroupRows) {
         std::memset(group, 0, kGroupRows * row_bytes(type, k));
     }
     for (int r = 0; r < n_rows; ++r) {
-        put_row(layout, k, rows[r], group, r);
+        put_row(type, k, rows[r], group, r);
     }
 }
 
 void unpack_row(Type type, int64_t k, const uint8_t *group, int row, uint8_t *out) {
     // The visitor only reads through the group's pointer.
-    each_unit(*layout_of(type), k, const_cast<uint8_t *>(group), row,
+    each_unit(type, k, const_cast<uint8_t *>(group), row,
               [out](int64_t at, const uint8_t *place, const Field &field) {
                   if (field.high_bits) {
                       uint32_t bits;

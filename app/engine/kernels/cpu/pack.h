@@ -1,9 +1,10 @@
 // Interleaved weights: sixteen rows together, in the same bytes.
 //
-// A packed matrix is cut into groups of sixteen rows; the rows that are left over stay as they were. A group holds,
-// for each block, the block's quants of all sixteen rows next to each other in units of four bytes (so that one vector
-// holds the same elements of sixteen rows), and behind all blocks the rarely read scales. It is a permutation of bits:
-// unpacking gives back the original bytes.
+// A packed matrix is cut into groups of sixteen rows; the rows that are left over stay as they were. A group holds block
+// after block; a block holds its sixteen rows' scales and then their quants, next to each other in units of four bytes,
+// so that one vector holds the same elements of sixteen rows. Everything stands in the order in which a kernel reads it:
+// one ascending stream is what memory delivers fastest, and any other order cost half of its bandwidth or more.
+// It is a permutation of bits: unpacking gives back the original bytes.
 #pragma once
 
 #include <cstdint>
@@ -16,13 +17,6 @@ constexpr int kGroupRows = 16;
 
 // Whether kernels know an interleaved form of this type.
 bool is_packable(Type type);
-
-// Bytes per block of a group: quants and what is read with them, and the scales behind.
-struct GroupLayout {
-    int32_t main_bytes;
-    int32_t tail_bytes;
-};
-GroupLayout group_layout(Type type);
 
 // Interleave `n_rows` (1 to 16) rows of `k` elements into `group`; missing rows become zero bytes.
 void pack_group(Type type, int64_t k, const uint8_t *const *rows, int n_rows, uint8_t *group);
