@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime
 
 from fastapi import APIRouter, Request
@@ -12,17 +13,20 @@ from app.api.body import JsonRoute
 from app.api.chat_format import ChatChunks, chat_answer
 from app.api.choice import Choice
 from app.api.constraints import check, thought_of
-from app.api.context import ApiDep
+from app.api.context import Api, ApiDep
 from app.api.docs import GENERATING, answers
 from app.api.generation import Running, choice_ids, new_id
 from app.api.journal import note
-from app.api.params import chat_params
-from app.api.prompt import chat_prompt
+from app.api.params import Wanted, chat_params
+from app.api.prompt import ChatPrompt, chat_prompt
 from app.api.pump import streamed
 from app.api.schemas.answers import ChatCompletion, ChatCompletionChunk
 from app.api.schemas.chat import ChatRequest
 from app.api.shape import Shape, shape_of
+from app.api.tools import ToolUse, tool_use
+from app.engine.request import Thought
 from app.engine.text.reasoning import reasoning_parser
+from app.errors import InvalidParameter
 
 router = APIRouter(route_class=JsonRoute, tags=["chat"])
 
@@ -35,6 +39,9 @@ async def chat_completions(request: Request, body: ChatRequest, api: ApiDep) -> 
     params = chat_params(body, api)
     prompt = await api.in_thread(lambda: chat_prompt(body, api, datetime.now()))
     await api.in_thread(lambda: check(params.constraint, api))
+    use = await api.in_thread(lambda: tool_use(body, api))
+    if use is not None:
+        params = with_calls(params, use)
     shape = shape_of(
         body,
         api,
@@ -44,22 +51,43 @@ async def chat_completions(request: Request, body: ChatRequest, api: ApiDep) -> 
         n_top=params.sampling.n_logprobs,
         include_usage=bool(body.stream_options and body.stream_options.include_usage),
     )
-    family = None if (body.reasoning_format or api.options.reasoning_format) == "none" else api.thinking
+    keeps_thoughts = (body.reasoning_format or api.options.reasoning_format) == "none"
+    family = None if keeps_thoughts and (use is None or not use.in_messages) else api.thinking
 
     def new_choice(index: int) -> Choice:
-        parser = family if family is None else reasoning_parser(family, prompt.text, inside=prompt.in_thought)
-        return Choice(index, shape.tells_tokens and not body.stream, parser)
+        parser = None
+        if family is not None:
+            parser = reasoning_parser(family, prompt.text, has_tools=use is not None, inside=prompt.in_thought)
+        calls = None if use is None else use.parser()
+        return Choice(index, shape.tells_tokens and not body.stream, parser, calls)
 
     requests = params.requests(
         prompt.tokens,
         choice_ids(shape.id, params.n),
         message_starts=prompt.turn_starts,
-        thought=None if params.constraint is None else thought_of(api.thinking, prompt),
+        thought=thought_before(params, use, prompt, api),
     )
     running = Running.submit(api, shape.id, requests)
     if body.stream:
         return streamed(running, shape, api, lambda i: ChatChunks(shape, i), new_choice=new_choice, n=params.n)
     return await running.whole(request, lambda: whole_chat(running, shape, new_choice))
+
+
+def with_calls(params: Wanted, use: ToolUse) -> Wanted:
+    """Raises InvalidParameter when the answer would have to be two things at once."""
+    if params.constraint is not None:
+        raise InvalidParameter(
+            f"{params.constraint.param} does not go with tools yet; leave one out or set tool_choice to none",
+            param=params.constraint.param,
+        )
+    return replace(params, constraint=use.constraint)
+
+
+def thought_before(params: Wanted, use: ToolUse | None, prompt: ChatPrompt, api: Api) -> Thought | None:
+    """The thought that a constrained answer may begin with, unless the constraint itself tells of it."""
+    if params.constraint is None or (use is not None and use.in_messages):
+        return None
+    return thought_of(api.thinking, prompt)
 
 
 async def whole_chat(running: Running, shape: Shape, new_choice: Callable[[int], Choice]) -> Response:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
-from app.api.choice import Choice
+from app.api.choice import CALLS, Choice
 from app.api.logprobs import chat_entries
 from app.api.shape import Chunks, Shape
 from app.api.stream import json_string
@@ -30,9 +31,17 @@ class ChatChunks(Chunks):
         self._before, self._after = self.constant('"delta":{"', "}")
 
     def text(self, name: str, text: str, tokens: Sequence[TokenInfo], choice: Choice) -> bytes:
+        if name == CALLS:
+            return self._call(text, tokens, choice)
         if self.plain:
             return f'{self._before}{name}":{json_string(text)}{self._after}'.encode()
         parts = {**self.empty(None), "delta": {name: text}, **token_parts(tokens, self.shape)}
+        return self.event(parts, **self.extra_timings(choice))
+
+    def _call(self, entry: str, tokens: Sequence[TokenInfo], choice: Choice) -> bytes:
+        if self.plain:
+            return f'{self._before}{CALLS}":[{entry}]{self._after}'.encode()
+        parts = {**self.empty(None), "delta": {CALLS: [json.loads(entry)]}, **token_parts(tokens, self.shape)}
         return self.event(parts, **self.extra_timings(choice))
 
     def empty(self, finish_reason: str | None) -> dict[str, Any]:
@@ -62,7 +71,10 @@ def chat_answer(shape: Shape, choices: Sequence[Choice]) -> dict[str, Any]:
 
 
 def message_of(choice: Choice) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": "assistant", "content": choice.text(), "refusal": None}
+    content = choice.text()
+    message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+    if choice.calls:
+        message.update(content=content or None, tool_calls=choice.calls)
     if "reasoning_content" in choice.texts:
         message["reasoning_content"] = choice.text("reasoning_content")
     return message

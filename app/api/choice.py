@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import time
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from app.api.errors import Cancelled
 from app.engine.request import Delta, Finished, FinishReason, Started, Timings, TokenInfo
 from app.engine.service import GenerationStream
+from app.engine.text.calls.base import Call
 from app.engine.text.fields import Field
 from app.engine.text.reasoning import Parser
+from app.engine.text.tool_calls import CallParser
 from app.errors import InternalError
 
 FINISH_REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 
-#: Calls of tools that nobody offered are text like any other.
+#: Where no tools are offered, calls are text like any other.
 FIELD_NAMES = {Field.CONTENT: "content", Field.REASONING: "reasoning_content", Field.CALL: "content"}
 
+#: The field of calls; its text is the JSON of one entry.
+CALLS = "tool_calls"
 #: A field of the message and text to append to it.
 Piece = tuple[str, str]
 
@@ -29,6 +36,8 @@ class Choice:
     index: int
     keep_tokens: bool = False
     parser: Parser | None = None
+    call_parser: CallParser | None = None
+    calls: list[dict[str, Any]] = field(default_factory=list)
     texts: dict[str, list[str]] = field(default_factory=dict)
     tokens: list[TokenInfo] = field(default_factory=list)
     n_tokens: int = 0
@@ -51,25 +60,53 @@ class Choice:
         self.n_tokens += len(delta.tokens)
         if self.keep_tokens:
             self.tokens.extend(delta.tokens)
-        if self.parser is None:
+        if self.parser is None and self.call_parser is None:
             return (("content", delta.text),) if delta.text else ()
         self.n_undecided += len(delta.tokens)
-        return self._sorted(self.parser.push(delta.text))
+        return self._sorted(self._parsed(delta.text))
 
     def end(self, finished: Finished) -> Sequence[Piece]:
         """Take the last event; returns text that was held back. Raises Cancelled when someone stopped it by its id."""
         if finished.reason is FinishReason.ABORT:
             raise Cancelled("the request was cancelled before its answer was complete")
         self.finished = finished
-        return () if self.parser is None else self._sorted(self.parser.finish())
+        pieces = [] if self.parser is None else self._sorted(self.parser.finish())
+        return pieces if self.call_parser is None else [*pieces, *self._told(self.call_parser.finish())]
 
-    def _sorted(self, parsed: Sequence[tuple[Field, str]]) -> Sequence[Piece]:
+    def _parsed(self, text: str) -> Sequence[tuple[Field, str]]:
+        return [(Field.CONTENT, text)] if self.parser is None else self.parser.push(text)
+
+    def _sorted(self, parsed: Sequence[tuple[Field, str]]) -> list[Piece]:
         """Parsed text under the names of message fields; counts the tokens of thoughts."""
         if parsed:
             if parsed[-1][0] is Field.REASONING:
                 self.n_reasoning += self.n_undecided
             self.n_undecided = 0
-        return [(FIELD_NAMES[field], text) for field, text in parsed]
+        calls = self.call_parser
+        if calls is None:
+            return [(FIELD_NAMES[field], text) for field, text in parsed]
+        pieces: list[Piece] = []
+        for kind, text in parsed:
+            if kind is Field.REASONING:
+                pieces.append((FIELD_NAMES[kind], text))
+            else:
+                pieces += self._told(calls.push_call(text) if kind is Field.CALL else calls.push(text))
+        return pieces
+
+    def _told(self, found: Sequence[str | Call]) -> Sequence[Piece]:
+        """Text and calls as a stream tells them: a call's name first, then its arguments."""
+        pieces: list[Piece] = []
+        for item in found:
+            if isinstance(item, str):
+                pieces.append(("content", item))
+                continue
+            index, call_id = len(self.calls), f"call_{uuid.uuid4().hex[:24]}"
+            function = {"name": item.name, "arguments": item.arguments}
+            self.calls.append({"id": call_id, "type": "function", "function": function})
+            opening = {"index": index, "id": call_id, "type": "function", "function": {**function, "arguments": ""}}
+            arguments = {"index": index, "function": {"arguments": item.arguments}}
+            pieces += [(CALLS, json.dumps(part, ensure_ascii=False)) for part in (opening, arguments)]
+        return pieces
 
     def text(self, name: str = "content") -> str:
         return "".join(self.texts.get(name, ()))
@@ -98,7 +135,8 @@ class Choice:
 
     @property
     def finish_reason(self) -> str:
-        return FINISH_REASONS[self.ending.reason]
+        reason = FINISH_REASONS[self.ending.reason]
+        return "tool_calls" if self.calls and reason == "stop" else reason
 
     def timings_so_far(self) -> Timings:
         """Measured here, between the events that have come."""

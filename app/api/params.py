@@ -32,7 +32,6 @@ UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "thinking_budget_tokens": (-1,),
     "id_slot": (-1,),
     "n_cache_reuse": (0,),
-    "tools": ([],),
     "functions": ([],),
     "function_call": ("none",),
     "modalities": (["text"],),
@@ -178,8 +177,6 @@ def chat_params(body: ChatRequest, api: Api) -> Wanted:
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidParameter("top_logprobs needs logprobs to be true", param="top_logprobs")
     check_n_logprobs(body.top_logprobs, api, "top_logprobs")
-    if body.tool_choice not in (None, "none", "auto"):
-        raise InvalidParameter("tool_choice needs tools, which this server does not support", param="tool_choice")
     return wanted(
         body, api, max_tokens=max_tokens(body), n_logprobs=(body.top_logprobs or 0) if body.logprobs else None
     )

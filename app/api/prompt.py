@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from app.api.context import Api
 from app.api.messages import turns_of
 from app.api.schemas.chat import ChatRequest
+from app.api.tools import definitions, offered, with_tools
 from app.engine.service import InferenceService
 from app.errors import ContextLengthExceeded, InvalidParameter
 
@@ -50,7 +51,7 @@ def chat_prompt(body: ChatRequest, api: Api, now: datetime) -> ChatPrompt:
 
 def chat_text(body: ChatRequest, service: InferenceService, now: datetime, *, guarded: bool = False) -> str:
     """The rendered conversation, ready for the answer. An assistant message at the end is continued, not followed."""
-    turns = turns_of(body.messages)
+    turns, tools = with_tools(turns_of(body.messages), definitions(offered(body)), service)
     last = body.messages[-1]
     if body.continue_final_message and (last.role != "assistant" or last.tool_calls):
         raise InvalidParameter(
@@ -60,6 +61,7 @@ def chat_text(body: ChatRequest, service: InferenceService, now: datetime, *, gu
     continues = opens_answer if body.continue_final_message is None else body.continue_final_message
     return service.template.render(
         turns,
+        tools=tools,
         add_generation_prompt=opens_answer,
         continue_final_message=continues,
         guarded=guarded,

@@ -87,7 +87,7 @@ WRONG: list[tuple[str, Any]] = [
     ("logit_bias", 5),
     ("logprobs", 5),
     ("top_logprobs", 3),
-    ("tools", [{"type": "function", "function": {"name": "f"}}]),
+    ("tools", [{"type": "function", "function": {"name": 5}}]),
     ("tools", {}),
     ("functions", [{"name": "f"}]),
     ("tool_choice", "required"),

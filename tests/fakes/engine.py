@@ -75,6 +75,9 @@ class FakeTokenizer:
         tokens = self.encode(text, add_special=False, parse_special=parse_special)
         return [token if token in SPECIAL else chr(token) for token in tokens]
 
+    def token_id(self, text: str) -> int | None:
+        return next((token for token, special in SPECIAL.items() if special.decode() == text), None)
+
     def show_always(self, texts: Iterable[str]) -> None:
         """All its tags are bytes, which show anyway."""
 

@@ -64,6 +64,22 @@ class ResponseFormat(RequestModel):
     schema_: Annotated[dict[str, Any] | None, Field(alias="schema", description="llama-server's place of it")] = None
 
 
+class FunctionDefinition(RequestModel):
+    """A function the model may call. `parameters` is the JSON schema of its arguments."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(RequestModel):
+    """A tool the model may call; only functions are."""
+
+    type: str | None = None
+    function: FunctionDefinition | None = None
+
+
 class ChatRequest(GenerationFields):
     """A conversation to continue by one assistant message."""
 
@@ -81,7 +97,7 @@ class ChatRequest(GenerationFields):
     continue_final_message: bool | None = None
     response_format: ResponseFormat | None = None
     tool_choice: str | dict[str, Any] | None = None
-    tools: Any = None
+    tools: list[Tool] | None = None
     parallel_tool_calls: bool | None = None
     functions: Any = None
     function_call: Any = None

@@ -102,6 +102,11 @@ class ChatTemplate:
             return for_tools or cls(BUILTIN_TEMPLATES["chatml"], *ends, **options)
         return cls(as_text(stored), *ends, for_tools=for_tools, **options)
 
+    @property
+    def for_tools(self) -> ChatTemplate:
+        """The template that renders requests with tools."""
+        return self._for_tools or self
+
     @cached_property
     def capabilities(self) -> Capabilities:
         """What this template can take; worked out at first use, by about twenty small renderings."""

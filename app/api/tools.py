@@ -1,0 +1,156 @@
+"""The tools a request offers: how the model is told of them, how its calls are found, and when it must call."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from app.api.context import Api
+from app.api.messages import Turn
+from app.api.schemas.chat import ChatRequest, Tool
+from app.engine.request import Constraint
+from app.engine.service import InferenceService
+from app.engine.text.call_grammar import call_grammar
+from app.engine.text.calls.base import CallFormat
+from app.engine.text.tool_calls import GENERIC, CallParser, call_format_of
+from app.errors import InvalidParameter
+
+MOST_TOOLS = 128
+NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
+
+INSTRUCTION = (
+    "You can call these functions, each described by a JSON object with a schema of its parameters:\n{tools}\n\n"
+    "To call functions, answer with nothing but a JSON object of this form:\n"
+    '{{"tool_calls": [{{"name": "<function>", "arguments": {{<its parameters>}}}}]}}\n'
+    "Otherwise answer in plain words."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """What is needed to find calls in answers. `most`: more calls than that are left out. `constraint`: how the answer
+    is made to be calls, where it must be."""
+
+    family: CallFormat
+    tools: Mapping[str, Mapping[str, Any]]
+    most: int | None
+    constraint: Constraint | None
+
+    @property
+    def in_messages(self) -> bool:
+        """Whether calls are messages of their own, which the parser of thoughts tells apart."""
+        return self.family.name == "harmony"
+
+    def parser(self) -> CallParser:
+        return CallParser(self.family, self.tools, most=self.most)
+
+
+def offered(body: ChatRequest) -> list[Tool]:
+    """The tools the model may call. Raises InvalidParameter for what is wrong with them or with `tool_choice`."""
+    tools = body.tools or []
+    if len(tools) > MOST_TOOLS:
+        raise InvalidParameter(f"tools has {len(tools)} tools, at most {MOST_TOOLS} are taken", param="tools")
+    names: set[str] = set()
+    for i, tool in enumerate(tools):
+        if tool.type not in (None, "function") or tool.function is None:
+            raise InvalidParameter(
+                f"tools[{i}] is of type {str(tool.type)[:80]!r}; only functions can be called", param=f"tools[{i}].type"
+            )
+        if tool.function.name in names:
+            raise InvalidParameter(f"two tools have the name {tool.function.name!r}", param=f"tools[{i}].function.name")
+        names.add(tool.function.name)
+    choice = body.tool_choice
+    if choice is None or choice == "auto" or choice == "none":
+        return [] if choice == "none" else tools
+    if choice != "required" and not isinstance(choice, dict):
+        raise InvalidParameter(
+            f"tool_choice {choice[:80]!r} is not known; use none, auto, required or a function's name in an object",
+            param="tool_choice",
+        )
+    if not tools:
+        raise InvalidParameter("tool_choice needs tools to choose from", param="tool_choice")
+    if isinstance(choice, dict) and chosen_name(choice) not in names:
+        raise InvalidParameter(
+            f"tool_choice names {chosen_name(choice)[:80]!r}, which is none of the tools", param="tool_choice"
+        )
+    return tools
+
+
+def chosen_name(choice: Mapping[str, Any]) -> str:
+    """The function that a `tool_choice` object names."""
+    function = choice.get("function")
+    name = function.get("name") if isinstance(function, dict) else choice.get("name")
+    if choice.get("type") != "function" or not isinstance(name, str):
+        raise InvalidParameter(
+            'tool_choice must be of the form {"type": "function", "function": {"name": ...}}', param="tool_choice"
+        )
+    return name
+
+
+def definitions(tools: Sequence[Tool]) -> list[dict[str, Any]]:
+    """Tools as templates read them; those that print a description or parameters find them."""
+    return [
+        {
+            "type": "function",
+            "function": {
+                "name": tool.function.name,
+                "description": tool.function.description or "",
+                "parameters": tool.function.parameters or dict(NO_PARAMETERS),
+            },
+        }
+        for tool in tools
+        if tool.function is not None
+    ]
+
+
+def with_tools(turns: list[Turn], tools: list[dict[str, Any]], service: InferenceService) -> tuple[list[Turn], Any]:
+    """The conversation and what to give the template as tools: nothing if it cannot show them, then they are told in
+    an instruction."""
+    if not tools:
+        return turns, None
+    if service.template.for_tools.capabilities.tools:
+        return turns, tools
+    listed = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
+    return [{"role": "system", "content": INSTRUCTION.format(tools=listed)}, *turns], None
+
+
+def tool_use(body: ChatRequest, api: Api) -> ToolUse | None:
+    """None when no tool may be called. May take long: it compiles. Raises InvalidParameter."""
+    tools = offered(body)
+    if not tools:
+        return None
+    schemas = {
+        tool.function.name: tool.function.parameters or NO_PARAMETERS for tool in tools if tool.function is not None
+    }
+    template = api.service.template.for_tools
+    family = call_format_of(template.source) if template.capabilities.tools else GENERIC
+    api.service.tokenizer.show_always(family.markers)
+    most = 1 if body.parallel_tool_calls is False else None
+    if body.tool_choice in (None, "auto"):
+        return ToolUse(family, schemas, most, None)
+    if isinstance(body.tool_choice, dict):
+        name = chosen_name(body.tool_choice)
+        schemas, most = {name: schemas[name]}, 1
+    constraint = _must_call(family, template.source, schemas, api, several=most is None)
+    api.service.grammars.check(constraint)
+    return ToolUse(family, schemas, most, constraint)
+
+
+def _must_call(
+    family: CallFormat, source: str, schemas: Mapping[str, Mapping[str, Any]], api: Api, *, several: bool
+) -> Constraint:
+    def literal(tag: str) -> str:
+        token = api.service.tokenizer.token_id(tag)
+        return json.dumps(tag, ensure_ascii=False) if token is None else f"<[{token}]>"
+
+    typed = {name: {"type": "object", **schema} for name, schema in schemas.items()}
+    grammar = call_grammar(family, source, typed, literal, several=several)
+    if grammar is None:
+        raise InvalidParameter(
+            "this model's way to write calls cannot be enforced yet; use tool_choice auto",
+            param="tool_choice",
+            code="unsupported",
+        )
+    return Constraint(kind="lark", source=grammar, param="tools")
