@@ -26,6 +26,7 @@ from pathlib import Path
 from threading import Semaphore
 
 from app.engine.device import Device, Handle
+from app.engine.pacing import least_in_flight
 from app.engine.program import Buffer, Program
 from app.rpc.connect import connect
 from app.rpc.worker import Worker, WorkerSettings
@@ -34,7 +35,7 @@ from bench.plot import Series, bar_chart
 from tests.rpc.adder import Adder
 
 PROMPT_UBATCHES, PROMPT_BYTES = 64, 4 << 20
-DECODE_STEPS, DECODE_BYTES = 16, 32 << 10
+DECODE_STEPS, DECODE_BYTES = 8, 32 << 10
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -138,7 +139,7 @@ def prompt(made: Sequence[SimStage], n_in_flight: int) -> float:
 
 
 def decode(made: Sequence[SimStage], n_groups: int) -> float:
-    """Seconds for 16 steps of every group."""
+    """Seconds for 8 steps of every group."""
     x = memoryview(bytearray(DECODE_BYTES))
     began = time.monotonic()
     groups = [chain(made, x) for _ in range(n_groups)]
@@ -167,7 +168,8 @@ def measure(n_stages: int, slot_s: float, link_s: float, extensions: bool) -> li
 
     round_s = n_stages * (slot_s + 2 * link_s)
     with stages(n_stages, slot_s, link_s, extensions) as made:
-        took_s = prompt(made, 1 + -int(-round_s // slot_s))
+        n_in_flight = max(1 + -int(-round_s // slot_s), least_in_flight(n_stages))  # as the engine does
+        took_s = prompt(made, n_in_flight)
         slot = max(stage.mean_slot_s() for stage in made)
         note("prompt", took_s, slot, (PROMPT_UBATCHES + n_stages - 1) * slot + 2 * n_stages * link_s)
         took_s = decode(made, n_stages)
@@ -190,15 +192,13 @@ def main() -> None:
     parser.add_argument("--no-files", action="store_true", help="print only")
     given = parser.parse_args()
     kinds = {"tandem": [True], "stock": [False], "both": [True, False]}[given.worker]
-    figures = [
-        figure
-        for extensions in kinds
-        for n_stages in given.stages
-        for link_ms in given.links_ms
-        for figure in measure(int(n_stages), given.slot_ms / 1e3, link_ms / 1e3, extensions)
-    ]
-    if not given.no_files:
-        save(figures)
+    figures: list[Figure] = []
+    for extensions in kinds:
+        for n_stages in given.stages:
+            for link_ms in given.links_ms:
+                figures += measure(int(n_stages), given.slot_ms / 1e3, link_ms / 1e3, extensions)
+        if not given.no_files:
+            save(figures)
 
 
 def save(figures: Sequence[Figure]) -> None:

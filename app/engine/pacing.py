@@ -23,6 +23,11 @@ _SLOWER, _FASTER = 0.2, 0.5
 _EXACT_CHUNKS = 12
 
 
+def least_in_flight(n_stages: int) -> int:
+    """Ubatches for stages without links: one each and some to spare, so that a late one leaves no stage idle."""
+    return n_stages + max(1, n_stages // 2)
+
+
 @dataclass(slots=True)
 class Measured:
     """Seconds a stage takes for a number of rows: behind another ubatch, and from an input to its output when idle."""
@@ -118,14 +123,14 @@ class Pacing:
         return best if self._round_s(stages, n_decoding, best) <= WORTH_IT * one_s else 1
 
     def n_in_flight(self, n_stages: int, n_rows: int) -> int:
-        """Ubatches of this size that keep every stage and every link busy, with one to spare."""
-        stages = self._known(n_stages)
+        """Ubatches of this size that keep every stage and every link busy, with some to spare."""
+        stages, least = self._known(n_stages), least_in_flight(n_stages)
         if n_stages < 2 or not all(stage.is_measured for stage in stages):
-            return n_stages + 1
+            return least
         n_rows = self.padded(n_rows)
         way_s = sum(max(s.seconds(n_rows, alone=True), s.seconds(n_rows)) for s in stages)
         slowest_s = max(stage.seconds(n_rows) for stage in stages)
-        return min(4 * n_stages, max(n_stages + 1, 1 + -int(-way_s // slowest_s))) if slowest_s > 0 else n_stages + 1
+        return min(4 * n_stages, max(least, 1 + -int(-way_s // slowest_s))) if slowest_s > 0 else least
 
     def _known(self, n_stages: int) -> list[StageTimes]:
         """The stages' times; if any was never measured all are guessed, since a guess has no unit."""
