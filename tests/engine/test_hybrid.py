@@ -251,3 +251,16 @@ def test_a_new_sequence_starts_from_zeros(own: Path) -> None:
     stack.restart()
     assert np.array_equal(stack.feed(text(20, 62)), want)
     stack.close()
+
+
+def test_hidden_states_come_from_a_state_of_their_own(own: Path, one: Talker) -> None:
+    """Pooled requests read their prompt from nothing, and leave nothing that others would go on from."""
+    prompt = text(90, 70)
+    warm_up = one.ask(prompt, N_ANSWER)
+    with talker(own, SPLITS["two local"]) as talking:
+        talking.ask(text(60, 71), N_ANSWER)
+        for pooling in ("mean", "last"):
+            got = talking.run(talking.engine.embed(prompt, pooling)).vector
+            want = one.run(one.engine.embed(prompt, pooling)).vector
+            assert np.allclose(got, want, atol=1e-4) and np.std(want) > 0
+        assert_same(talking.ask(prompt, N_ANSWER), warm_up)
