@@ -100,13 +100,17 @@ class Choice:
             if isinstance(item, str):
                 pieces.append(("content", item))
                 continue
-            index, call_id = len(self.calls), f"call_{uuid.uuid4().hex[:24]}"
+            index, call_id = len(self.calls), self._new_call_id()
             function = {"name": item.name, "arguments": item.arguments}
             self.calls.append({"id": call_id, "type": "function", "function": function})
             opening = {"index": index, "id": call_id, "type": "function", "function": {**function, "arguments": ""}}
             arguments = {"index": index, "function": {"arguments": item.arguments}}
             pieces += [(CALLS, json.dumps(part, ensure_ascii=False)) for part in (opening, arguments)]
         return pieces
+
+    def _new_call_id(self) -> str:
+        n_chars = None if self.call_parser is None else self.call_parser.id_chars
+        return uuid.uuid4().hex[:n_chars] if n_chars is not None else f"call_{uuid.uuid4().hex[:24]}"
 
     def text(self, name: str = "content") -> str:
         return "".join(self.texts.get(name, ()))

@@ -15,7 +15,8 @@ TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refu
 
 
 def turns_of(messages: Sequence[Message]) -> list[Turn]:
-    """Messages without absent fields; ids of calls that clients left out are made up, since templates print them."""
+    """Messages without absent fields; ids of calls that clients left out are made up, since templates print them
+    and some insist on nine letters and digits."""
     return [turn_of(message, f"messages[{i}]") for i, message in enumerate(messages)]
 
 
@@ -26,7 +27,7 @@ def turn_of(message: Message, where: str) -> Turn:
     turn = message.model_dump(exclude_none=True)
     for i, call in enumerate(turn.get("tool_calls", ())):
         call["type"] = "function"
-        call.setdefault("id", f"call_{i}")
+        call.setdefault("id", f"call{i:05}")
     return turn
 
 

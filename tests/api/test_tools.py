@@ -177,6 +177,21 @@ async def test_results_go_back_with_and_without_ids() -> None:
     assert one == other and "\n5" in one and "None" not in one and "null" not in one.lower()
 
 
+async def test_ids_are_as_the_template_wants_them() -> None:
+    strict = "{% for m in messages %}{% for c in m.tool_calls or [] %}{% if c.id | length != 9 %}" + (
+        "{{ raise_exception('ids must have nine characters') }}{% endif %}{% endfor %}{% endfor %}"
+    )
+    template = strict + HERMES.replace("<tool_call>", "[TOOL_CALLS]").replace("</tool_call>", "")
+    reply = '[TOOL_CALLS]add[ARGS]{"a": 2, "b": 3}[TOOL_CALLS]time[ARGS]{"zone": "UTC"}'
+    async with client_for(FakeEngine(template=template, reply=lambda request: reply)) as client:
+        message = (await client.post(CHAT, json={"messages": HI, "tools": TOOLS})).json()["choices"][0]["message"]
+        assert told(message["tool_calls"]) == WANTED
+        for ids in (True, False):
+            calls = [call if ids else {**call, "id": None} for call in message["tool_calls"]]
+            history = [*HI, {**message, "tool_calls": calls}, {"role": "tool", "content": "5"}]
+            assert (await client.post(CHAT, json={"messages": history, "tools": TOOLS})).status_code == 200
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [

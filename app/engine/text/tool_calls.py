@@ -42,6 +42,7 @@ class CallParser:
 
     def __init__(self, family: CallFormat, tools: Tools, *, most: int | None = None) -> None:
         self._family = family
+        self.id_chars = family.id_chars
         self._tools = tools
         self._left = most
         self._held = ""  # undecided text

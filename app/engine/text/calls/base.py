@@ -42,6 +42,7 @@ class CallFormat:
 
     `signs`: texts of which a template of this family has at least one. `openings` begin a call or stand around calls;
     `heads` do so only where nothing was said before. `markers` must show in the text though they are control tokens.
+    `id_chars`: letters and digits that the id of a call must have, where the family's templates insist on a number.
     """
 
     name: str
@@ -50,6 +51,7 @@ class CallFormat:
     take: Take
     heads: tuple[str, ...] = ()
     markers: tuple[str, ...] = ()
+    id_chars: int | None = None
 
 
 _decoder = json.JSONDecoder()

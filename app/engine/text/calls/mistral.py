@@ -29,5 +29,10 @@ def take(text: str, tools: Tools, is_final: bool) -> Taken | None:
 
 
 FORMAT = CallFormat(
-    name="mistral", signs=(OPENING,), openings=(OPENING,), take=take, markers=(OPENING, ARGUMENTS, CALL_ID)
+    name="mistral",
+    signs=(OPENING,),
+    openings=(OPENING,),
+    take=take,
+    markers=(OPENING, ARGUMENTS, CALL_ID),
+    id_chars=9,
 )
