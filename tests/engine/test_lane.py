@@ -89,6 +89,12 @@ def test_a_caller_that_may_block_does_the_job_itself_when_the_lane_is_idle(lane:
         lane.call(lambda: 6, surfaces=True).result(0)
 
 
+def test_a_caller_that_may_not_block_any_more_hands_over(lane: Lane) -> None:
+    lane.allow_blocking()
+    lane.allow_blocking(False)
+    assert lane.call(threading.get_ident).result(10) != threading.get_ident()
+
+
 def test_a_caller_that_may_block_does_not_overtake(lane: Lane) -> None:
     gate: Future[int] = Future()
     seen: list[int] = []
