@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 from app.api.body import JsonRoute
 from app.api.chat_format import ChatChunks, chat_answer
 from app.api.choice import Choice
-from app.api.constraints import check, thought_of
+from app.api.constraints import check, in_messages, thought_of
 from app.api.context import Api, ApiDep
 from app.api.docs import GENERATING, answers
 from app.api.generation import Running, choice_ids, new_id
@@ -24,7 +24,6 @@ from app.api.schemas.answers import ChatCompletion, ChatCompletionChunk
 from app.api.schemas.chat import ChatRequest
 from app.api.shape import Shape, shape_of
 from app.api.tools import ToolUse, tool_use
-from app.engine.request import Thought
 from app.engine.text.reasoning import reasoning_parser
 from app.errors import InvalidParameter
 
@@ -38,10 +37,7 @@ async def chat_completions(request: Request, body: ChatRequest, api: ApiDep) -> 
     api.check_model(body.model)
     params = chat_params(body, api)
     prompt = await api.in_thread(lambda: chat_prompt(body, api, datetime.now()))
-    await api.in_thread(lambda: check(params.constraint, api))
-    use = await api.in_thread(lambda: tool_use(body, api))
-    if use is not None:
-        params = with_calls(params, use)
+    params, use = await api.in_thread(lambda: held_to_form(params, body, prompt, api))
     shape = shape_of(
         body,
         api,
@@ -52,7 +48,8 @@ async def chat_completions(request: Request, body: ChatRequest, api: ApiDep) -> 
         include_usage=bool(body.stream_options and body.stream_options.include_usage),
     )
     keeps_thoughts = (body.reasoning_format or api.options.reasoning_format) == "none"
-    family = None if keeps_thoughts and (use is None or not use.in_messages) else api.thinking
+    has_headers = api.answers_in_messages and (use is not None or params.constraint is not None)
+    family = None if keeps_thoughts and not has_headers else api.thinking
 
     def new_choice(index: int) -> Choice:
         parser = None
@@ -65,7 +62,7 @@ async def chat_completions(request: Request, body: ChatRequest, api: ApiDep) -> 
         prompt.tokens,
         choice_ids(shape.id, params.n),
         message_starts=prompt.turn_starts,
-        thought=thought_before(params, use, prompt, api),
+        thought=None if params.constraint is None else thought_of(api.thinking, prompt),
     )
     running = Running.submit(api, shape.id, requests)
     if body.stream:
@@ -73,21 +70,20 @@ async def chat_completions(request: Request, body: ChatRequest, api: ApiDep) -> 
     return await running.whole(request, lambda: whole_chat(running, shape, new_choice))
 
 
-def with_calls(params: Wanted, use: ToolUse) -> Wanted:
-    """Raises InvalidParameter when the answer would have to be two things at once."""
-    if params.constraint is not None:
+def held_to_form(params: Wanted, body: ChatRequest, prompt: ChatPrompt, api: Api) -> tuple[Wanted, ToolUse | None]:
+    """Compile the form the answer must have. Raises InvalidParameter for what is wrong with it or with the tools."""
+    use, constraint = tool_use(body, api), params.constraint
+    if use is not None and constraint is not None:
         raise InvalidParameter(
-            f"{params.constraint.param} does not go with tools yet; leave one out or set tool_choice to none",
-            param=params.constraint.param,
+            f"{constraint.param} does not go with tools yet; leave one out or set tool_choice to none",
+            param=constraint.param,
         )
-    return replace(params, constraint=use.constraint)
-
-
-def thought_before(params: Wanted, use: ToolUse | None, prompt: ChatPrompt, api: Api) -> Thought | None:
-    """The thought that a constrained answer may begin with, unless the constraint itself tells of it."""
-    if params.constraint is None or (use is not None and use.in_messages):
-        return None
-    return thought_of(api.thinking, prompt)
+    if use is not None:
+        constraint = use.constraint
+    elif constraint is not None and api.answers_in_messages:
+        constraint = in_messages(constraint, prompt, api)
+    check(constraint, api)
+    return replace(params, constraint=constraint), use
 
 
 async def whole_chat(running: Running, shape: Shape, new_choice: Callable[[int], Choice]) -> Response:

@@ -11,6 +11,7 @@ from app.api.prompt import ChatPrompt
 from app.api.schemas.chat import ChatRequest, ResponseFormat
 from app.api.schemas.sampling import GenerationFields
 from app.engine.request import Constraint, Thought
+from app.engine.text.call_grammar import harmony_answer
 from app.engine.text.reasoning import ReasoningFormat
 from app.errors import InvalidParameter
 
@@ -36,14 +37,22 @@ def check(constraint: Constraint | None, api: Api) -> None:
         api.service.grammars.check(constraint)
 
 
-def thought_of(family: ReasoningFormat | None, prompt: ChatPrompt) -> Thought | None:
-    """What may stand before a constrained answer. Raises InvalidParameter where thoughts have no end to wait for."""
-    if family is None:
-        return None
-    if family.name == "harmony":
+def in_messages(constraint: Constraint, prompt: ChatPrompt, api: Api) -> Constraint:
+    """The constraint for a model whose answer is a row of messages with headers, the last of them for the reader."""
+    if constraint.kind != "json_schema" or not prompt.text.endswith("<|start|>assistant"):
         raise InvalidParameter(
-            "this model's message format does not go with constrained answers yet", code="unsupported"
+            f"{constraint.param} does not go with this model's message format; ask for a JSON schema",
+            param=constraint.param,
+            code="unsupported",
         )
+    grammar = harmony_answer(constraint.source, constraint.param, api.tag_literal)
+    return Constraint(kind="lark", source=grammar, param=constraint.param)
+
+
+def thought_of(family: ReasoningFormat | None, prompt: ChatPrompt) -> Thought | None:
+    """What may stand before a constrained answer, unless the constraint itself tells of it."""
+    if family is None or family.name == "harmony":
+        return None
     is_open = prompt.in_thought or prompt.text.rstrip().endswith(family.opening.rstrip())
     return Thought(opening=family.opening, closing=family.closing, is_open=is_open)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -76,6 +77,16 @@ class Api:
         if family is not None:
             self.service.tokenizer.show_always(family.markers)
         return family
+
+    @property
+    def answers_in_messages(self) -> bool:
+        """Whether the loaded model's answers are rows of messages with headers, as gpt-oss writes them."""
+        return self.thinking is not None and self.thinking.name == "harmony"
+
+    def tag_literal(self, tag: str) -> str:
+        """Names a tag in a grammar in Lark's notation: by its token, or as text where it has none."""
+        token = self.service.tokenizer.token_id(tag)
+        return json.dumps(tag, ensure_ascii=False) if token is None else f"<[{token}]>"
 
     @cached_property
     def turn_marks(self) -> TurnMarks:

@@ -38,11 +38,6 @@ class ToolUse:
     most: int | None
     constraint: Constraint | None
 
-    @property
-    def in_messages(self) -> bool:
-        """Whether calls are messages of their own, which the parser of thoughts tells apart."""
-        return self.family.name == "harmony"
-
     def parser(self) -> CallParser:
         return CallParser(self.family, self.tools, most=self.most)
 
@@ -134,19 +129,14 @@ def tool_use(body: ChatRequest, api: Api) -> ToolUse | None:
         name = chosen_name(body.tool_choice)
         schemas, most = {name: schemas[name]}, 1
     constraint = _must_call(family, template.source, schemas, api, several=most is None)
-    api.service.grammars.check(constraint)
     return ToolUse(family, schemas, most, constraint)
 
 
 def _must_call(
     family: CallFormat, source: str, schemas: Mapping[str, Mapping[str, Any]], api: Api, *, several: bool
 ) -> Constraint:
-    def literal(tag: str) -> str:
-        token = api.service.tokenizer.token_id(tag)
-        return json.dumps(tag, ensure_ascii=False) if token is None else f"<[{token}]>"
-
     typed = {name: {"type": "object", **schema} for name, schema in schemas.items()}
-    grammar = call_grammar(family, source, typed, literal, several=several)
+    grammar = call_grammar(family, source, typed, api.tag_literal, several=several)
     if grammar is None:
         raise InvalidParameter(
             "this model's way to write calls cannot be enforced yet; use tool_choice auto",

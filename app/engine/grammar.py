@@ -143,7 +143,8 @@ class _Wrapper:
         self.eos_token_id = eog[0]
         self.bos_token_id = tokenizer.bos
         pieces = [tokenizer.piece(token, show_special=False) for token in range(tokenizer.vocab_size)]
-        self.special_token_ids = sorted({*eog, *(token for token, piece in enumerate(pieces) if not piece)})
+        hidden = (token for token, piece in enumerate(pieces) if not piece or tokenizer.is_control(token))
+        self.special_token_ids = sorted({*eog, *hidden})
         special = set(self.special_token_ids)
         self.tokens = [b"<[%d]>" % i if i in special else piece for i, piece in enumerate(pieces)]
 

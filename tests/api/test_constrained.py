@@ -18,7 +18,9 @@ from app.api.options import ApiOptions
 from app.engine.devices.numpy import NumpyDevice
 from app.engine.engine import Engine
 from app.engine.ggml import GGMLType
+from tests.api.conftest import client_for
 from tests.api.support import ANY_PARAM, CHAT, COMPLETIONS, is_error, joined, stream
+from tests.fakes.engine import FakeEngine
 from tests.fakes.gguf import TinyLlama, write_tiny_llama
 from tests.fakes.schemas import random_schema
 from tests.fakes.serving import open_engine
@@ -271,6 +273,24 @@ async def test_other_dialects(client: httpx.AsyncClient, fields: dict[str, Any],
     body = {"prompt": "A", "max_tokens": 200, "temperature": 1.2, "seed": 3, **fields}
     completion = (await client.post(COMPLETIONS, json=body)).json()["choices"][0]
     assert re.fullmatch(pattern, completion["text"]), completion
+
+
+async def test_gpt_oss_answers_in_its_final_message() -> None:
+    template = (
+        "{% for m in messages %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>{% endfor %}"
+        "{% if add_generation_prompt %}<|start|>assistant{% endif %}{# <|channel|>analysis #}"
+    )
+    engine = FakeEngine(template=template, reply=lambda request: '<|channel|>final<|message|>{"a": true}')
+    async with client_for(engine) as client:
+        body = {"messages": MESSAGES, "response_format": schema_format(OBJECT)}
+        for reasoning_format in ("auto", "none"):
+            answer = await client.post(CHAT, json={**body, "reasoning_format": reasoning_format})
+            assert answer.json()["choices"][0]["message"]["content"] == '{"a": true}'
+        is_error(await client.post(CHAT, json={"messages": MESSAGES, "guided_regex": "a"}), 400, "guided_regex")
+        refused = {"messages": MESSAGES, "response_format": schema_format({"not": {}})}
+        assert "not" in is_error(await client.post(CHAT, json=refused), 400, "response_format")["message"]
+    constraint = engine.requests[0].constraint
+    assert constraint is not None and "final" in constraint.source and engine.requests[0].thought is None
 
 
 async def test_truncation_is_told(client: httpx.AsyncClient) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ from app.engine.constraint import Constrainer, Mask
 from app.engine.gguf.writer import Typed
 from app.engine.grammar import Grammars
 from app.engine.request import Constraint, GenerateRequest, Thought
+from app.engine.text.call_grammar import harmony_answer
 from app.engine.text.schema_check import ascii_classes, checked_schema
 from app.engine.text.tokenizer import Tokenizer
 from app.errors import InvalidParameter
@@ -52,6 +54,7 @@ def test_ends_are_allowed_where_the_text_is_whole(constrainer: Constrainer, toke
     assert last and not any(others)
 
 
+HIDDEN = {"show_special": False}
 PLAIN: dict[str, Any] = {"add_special": False, "parse_special": False}
 
 
@@ -97,6 +100,31 @@ def test_answers_do_not_share_their_way(constrainer: Constrainer, tokenizer: Tok
     assert one is not None and other is not None
     one.push(b_tokens(tokenizer, "y")[0])
     assert tokens_of(one.allowed(), tokenizer.vocab_size) != tokens_of(other.allowed(), tokenizer.vocab_size)
+
+
+def test_markup_is_no_text_even_where_it_shows(tokenizer: Tokenizer) -> None:
+    control = {token for token in range(tokenizer.vocab_size) if tokenizer.is_control(token)}
+    shown = Tokenizer(tokenizer.vocabulary, tokenizer._model, clean_spaces=False)
+    shown.show_always(map(shown.token_text, control))
+    anything = Grammars(shown).matcher(Constraint(kind="regex", source="(?s:.*)"))
+    assert tokens_of(anything.mask(), shown.vocab_size) & control == shown.eog
+
+
+@pytest.mark.parametrize("thought", ["", '<|channel|>analysis<|message|>{"no"}<|end|><|start|>assistant'])
+def test_a_final_message_follows_the_schema(constrainer: Constrainer, tokenizer: Tokenizer, thought: str) -> None:
+    source = harmony_answer('{"const": "yes"}', "response_format", json.dumps)
+    wanted = GenerateRequest(id="r", prompt=(1,), constraint=Constraint(kind="lark", source=source))
+    constraint = constrainer.make(wanted)
+    assert constraint is not None
+    left, is_whole = f'{thought}<|channel|>final<|message|>"yes"'.encode(), False
+    while left:  # by the longest token that fits: where the text is forced, others are not allowed
+        allowed = tokens_of(constraint.allowed(), tokenizer.vocab_size)
+        assert not is_whole and not allowed & tokenizer.eog
+        fitting = {piece: token for token in allowed if left.startswith(piece := tokenizer.piece(token, **HIDDEN))}
+        longest = max(fitting, key=len)
+        left, is_whole = left[len(longest) :], constraint.push(fitting[longest])
+    # What looks like the answer may be thought where the tags are text; where they are tokens it cannot.
+    assert is_whole or thought
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from app.engine.request import (
     FinishReason,
     GenerateRequest,
     Progress,
+    SamplingParams,
     Started,
     Timings,
     TokenInfo,
@@ -74,6 +75,9 @@ class FakeTokenizer:
         """Single bytes as text, special tokens as ids."""
         tokens = self.encode(text, add_special=False, parse_special=parse_special)
         return [token if token in SPECIAL else chr(token) for token in tokens]
+
+    def is_control(self, token: int) -> bool:
+        return token in SPECIAL
 
     def token_id(self, text: str) -> int | None:
         return next((token for token, special in SPECIAL.items() if special.decode() == text), None)
@@ -221,6 +225,7 @@ class FakeEngine:
         self.fail_after = 0
         self.cached_tokens = 0
         self.requests: list[GenerateRequest] = []
+        self.prepared: list[tuple[SamplingParams, threading.Thread]] = []
         self.running: dict[str, FakeStream] = {}
         self.aborted_ids: list[str] = []
         self.abort_seen = threading.Event()
@@ -253,6 +258,7 @@ class FakeEngine:
         self.idle()
         self.capacity, self.fail_with, self.fail_after, self.cached_tokens = 1000, None, 0, 0
         self.requests.clear()
+        self.prepared.clear()
         self.aborted_ids.clear()
         self.abort_seen.clear()
         self.started.clear()
@@ -263,6 +269,9 @@ class FakeEngine:
 
     def status(self) -> ServiceStatus:
         return self._status
+
+    def prepare(self, sampling: SamplingParams) -> None:
+        self.prepared.append((sampling, threading.current_thread()))
 
     def submit(self, request: GenerateRequest) -> FakeStream:
         if self._status.phase is Phase.DEGRADED:

@@ -20,9 +20,15 @@ _MORE = "{0,7}"
 _text = json.dumps
 
 
-def json_rule(schema: Any, param: str) -> str:
-    """The right side of a rule for JSON that matches the schema. Raises InvalidParameter."""
-    return f"%json {json.dumps({**checked_schema(json.dumps(schema), param), 'x-guidance': _GUIDANCE})}"
+def json_rule(source: str, param: str) -> str:
+    """The right side of a rule for JSON that matches the schema in this JSON text. Raises InvalidParameter."""
+    return f"%json {json.dumps({**checked_schema(source, param), 'x-guidance': _GUIDANCE})}"
+
+
+def harmony_answer(schema: str, param: str, literal: Literal) -> str:
+    """A grammar for an answer of gpt-oss: thoughts, if any, then a final message of JSON that matches the schema."""
+    final = f'{literal("<|channel|>")} "final" {literal("<|message|>")}'
+    return f"start: {_harmony_thought(literal)} {final} answer\nanswer: {json_rule(schema, param)}"
 
 
 def call_grammar(family: CallFormat, source: str, tools: Tools, literal: Literal, *, several: bool) -> str | None:
@@ -33,7 +39,7 @@ def call_grammar(family: CallFormat, source: str, tools: Tools, literal: Literal
     write = _FAMILIES.get(family.name)
     if write is None or (family.name == "tagged" and "<arg_key>" in source):
         return None
-    rules = {f"args_{i}": json_rule(schema, _param(name)) for i, (name, schema) in enumerate(tools.items())}
+    rules = {f"args_{i}": json_rule(json.dumps(schema), _param(name)) for i, (name, schema) in enumerate(tools.items())}
     start, more = write(source, list(tools), tools, literal, several)
     return "\n".join(f"{name}: {rule}" for name, rule in {"start": start, **more, **rules}.items())
 
@@ -84,7 +90,7 @@ def _function(i: int, name: str, schema: Mapping[str, Any], more: dict[str, str]
             parameter = f'{opening} {rule} "\\n</parameter>\\n"'
         else:
             local = {"$defs": schema.get("$defs", {}), **properties[key]} if isinstance(properties[key], dict) else {}
-            more[rule] = json_rule(local, _param(name))
+            more[rule] = json_rule(json.dumps(local), _param(name))
             parameter = f'{opening} {rule} "\\n</parameter>\\n"'
         parts.append(parameter if key in required else f"({parameter})?")
     return " ".join([*parts, _text("</function>")])
@@ -142,10 +148,15 @@ def _deepseek(source: str, names: list[str], tools: Tools, literal: Literal, sev
 def _harmony(source: str, names: list[str], tools: Tools, literal: Literal, several: bool) -> Rules:
     """Thoughts first, if any; then one call, since the answer ends with it."""
     channel, message = literal("<|channel|>"), literal("<|message|>")
-    thought = f'({channel} "analysis" {message} /(?s:.*)/ {literal("<|end|>")} {literal("<|start|>")} "assistant")?'
     body = literal("<|constrain|>") + f' "json" {message}'
     rules = _calls(names, lambda i, name: f"{channel} {_text(f'commentary to=functions.{name} ')} {body} args_{i}")
-    return f"{thought} call", rules
+    return f"{_harmony_thought(literal)} call", rules
+
+
+def _harmony_thought(literal: Literal) -> str:
+    """Control tokens are no text, so the thought ends where it says."""
+    head = f'{literal("<|channel|>")} "analysis" {literal("<|message|>")}'
+    return f'({head} /(?s:.*)/ {literal("<|end|>")} {literal("<|start|>")} "assistant")?'
 
 
 _FAMILIES: Mapping[str, Callable[[str, list[str], Tools, Literal, bool], Rules]] = {

@@ -23,7 +23,7 @@ class ReasoningFormat:
 
     `signs`: texts of which a template of this family has at least one. `call_starts`: a tool call ends a thought even
     where the closing tag was forgotten. `reopens`: a thought may begin behind content (only where the tags are special
-    tokens, which no one writes by chance).
+    tokens, which no one writes by chance). `more_markers`: other markup that the family's parser reads.
     """
 
     name: str
@@ -32,11 +32,12 @@ class ReasoningFormat:
     closing: str
     call_starts: tuple[str, ...] = ()
     reopens: bool = False
+    more_markers: tuple[str, ...] = ()
 
     @property
     def markers(self) -> tuple[str, ...]:
         """Tags that must show in the text of an answer, even where they are control tokens."""
-        return (self.opening.strip(), self.closing, *self.call_starts)
+        return (self.opening.strip(), self.closing, *self.call_starts, *self.more_markers)
 
 
 _DSML_CALLS = ("<｜DSML｜function_calls>", "<｜DSML｜tool_calls>")
@@ -44,7 +45,11 @@ _DSML_CALLS = ("<｜DSML｜function_calls>", "<｜DSML｜tool_calls>")
 #: In the order in which templates are looked at: the special ones first.
 FORMATS: tuple[ReasoningFormat, ...] = (
     ReasoningFormat(
-        name="harmony", signs=("<|channel|>analysis", "<|channel|>final"), opening="<|channel|>", closing="<|message|>"
+        name="harmony",
+        signs=("<|channel|>analysis", "<|channel|>final"),
+        opening="<|channel|>",
+        closing="<|message|>",
+        more_markers=("<|start|>", "<|end|>", "<|constrain|>", "<|call|>"),
     ),
     ReasoningFormat(
         name="gemma4",

@@ -126,6 +126,10 @@ class Tokenizer:
         """
         return self._pieces.piece(token, show_special)
 
+    def is_control(self, token: int) -> bool:
+        """Whether a token is markup, which no text can contain."""
+        return self.vocabulary.types[token] in CONTROL_TYPES
+
     def show_always(self, texts: Iterable[str]) -> None:
         """Let these tokens appear in answers though they are control tokens: markup that a parser has to read."""
         for text in texts:
