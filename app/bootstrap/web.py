@@ -8,15 +8,15 @@ from app import __version__
 from app.api.app import create_app
 from app.api.half_close import HalfCloseProtocol
 from app.api.options import ApiOptions
+from app.engine.front import ServiceFront
 from app.engine.request import SamplingParams
-from app.engine.service import InferenceService
 from app.http_server import HttpServer
 from app.settings import ServeSettings
 
 
-def http_server(settings: ServeSettings, service: InferenceService, listener: socket.socket) -> HttpServer:
+def http_server(settings: ServeSettings, service: ServiceFront, listener: socket.socket) -> HttpServer:
     """A server for this service on a socket that listens already."""
-    return HttpServer(create_app(service, _api_options(settings)), listener, HalfCloseProtocol)
+    return HttpServer(create_app(service, _api_options(settings)), listener, HalfCloseProtocol, service.close)
 
 
 def _api_options(settings: ServeSettings) -> ApiOptions:

@@ -34,6 +34,7 @@ class Answer:
     ) -> None:
         self._tokenizer = tokenizer
         self._detokenizer = Detokenizer(tokenizer, show_special=show_special)
+        self.stops = stop
         self._stops = StopMatcher(stop)
         self._max_tokens = max_tokens
         self._ignore_eos = ignore_eos

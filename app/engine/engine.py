@@ -14,7 +14,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from app.engine.grammar import Grammars
 from app.engine.live import LiveRequest
 from app.engine.pacing import Pacing
 from app.engine.pooling import PoolingRequest
-from app.engine.request import Embedded, FinishReason, GenerateRequest
+from app.engine.request import Embedded, FinishReason, GenerateRequest, SamplingParams
 from app.engine.sampling import SamplerFactory
 from app.engine.service import Embedding, ModelInfo, Phase, ServiceStatus, SlotInfo
 from app.engine.serving.scheduler import WHOLE_BUDGET, Scheduler
@@ -40,7 +40,6 @@ from app.errors import (
     DeviceLost,
     InternalError,
     InvalidParameter,
-    NoTokenLeft,
     NotReady,
     QueueFull,
     TandemError,
@@ -104,6 +103,10 @@ class Engine:
 
     def status(self) -> ServiceStatus:
         return self._status
+
+    def prepare(self, sampling: SamplingParams) -> None:
+        """Do beforehand what would hold up `submit`; see `InferenceService.prepare`."""
+        self._samplers.prepare(sampling)
 
     def submit(self, request: GenerateRequest) -> EventStream:
         """Admit a request or say at once why not; see `InferenceService.submit`."""
@@ -287,11 +290,29 @@ class Engine:
         wanted = {output.row for output in self._scheduler.live_samples(running.ubatch)}
         for output, row in zip(running.ubatch.outputs, rows, strict=True):
             live = self._live.get(output.request_id)
-            choice = None if live is None else self._use_row(live, output, row, is_wanted=output.row in wanted)
+            choice = None if live is None else self._use_row_safely(live, output, row, is_wanted=output.row in wanted)
             if choice is not None:
                 choices[output.request_id] = choice
         for ended in self._scheduler.commit(running.ubatch, choices, self._clock()):
             self._end(ended)
+
+    def _use_row_safely(
+        self, live: LiveRequest | PoolingRequest, output: Output, row: NDArray[np.float32], *, is_wanted: bool
+    ) -> Choice | None:
+        """As `_use_row`; whatever goes wrong with one request's row ends that request and no other."""
+        try:
+            return self._use_row(live, output, row, is_wanted=is_wanted)
+        except TandemError as error:
+            self._end_one(live, error)
+        except Exception as error:
+            log.exception("request %s failed", live.request.id)
+            self._end_one(live, InternalError(f"the request failed: {error!r}; this is a bug"))
+        return None
+
+    def _end_one(self, live: LiveRequest | PoolingRequest, error: TandemError) -> None:
+        self._live.pop(live.request.id, None)
+        self._scheduler.abort(live.request.id)
+        self._close_stream(live, error)
 
     def _use_row(
         self, live: LiveRequest | PoolingRequest, output: Output, row: NDArray[np.float32], *, is_wanted: bool
@@ -306,15 +327,8 @@ class Engine:
             return None
         return self._draw(live, row, output.position) if is_wanted else None
 
-    def _draw(self, live: LiveRequest, logits: NDArray[np.float32], position: int) -> Choice | None:
-        """The next token of a request; None when there is none to draw, which ends it and nothing else."""
-        try:
-            token, delta = live.draw(logits, position, self._clock())
-        except NoTokenLeft as error:
-            self._live.pop(live.request.id)
-            self._scheduler.abort(live.request.id)
-            self._close_stream(live, error)
-            return None
+    def _draw(self, live: LiveRequest, logits: NDArray[np.float32], position: int) -> Choice:
+        token, delta = live.draw(logits, position, self._clock())
         self._counters["tokens_predicted_total"] += 1
         if delta is not None:
             self._outbox.put(live.stream, delta)
@@ -401,6 +415,7 @@ class Engine:
         A loss is told by the ubatch and by the device itself; only the first of the two counts.
         """
         if isinstance(error, DeviceLost) and self._status.phase is not Phase.READY:
+            self._note_another_loss(error.endpoint)
             return
         log.error("a ubatch failed: %s", error)
         if isinstance(error, DeviceLost):
@@ -412,6 +427,11 @@ class Engine:
         self._executor.forget_inputs()
         if isinstance(error, DeviceLost) and self._recovery is not None:
             threading.Thread(target=self._recover, args=(error,), name="engine-recovery", daemon=True).start()
+
+    def _note_another_loss(self, endpoint: str) -> None:
+        status = self._status
+        if status.phase is Phase.DEGRADED and endpoint not in status.lost_devices:
+            self._status = replace(status, lost_devices=(*status.lost_devices, endpoint))
 
     def _recover(self, lost: DeviceLost) -> None:
         """On a thread of its own: wait for the device to come back, then hand the new stages to the engine."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from app.engine.engine import Engine
 from app.engine.grammar import Grammars
-from app.engine.request import GenerateRequest
+from app.engine.request import GenerateRequest, SamplingParams
 from app.engine.service import Embedding, ModelInfo, Phase, ServiceStatus, SlotInfo
 from app.engine.stream import EventStream
 from app.engine.text.templates import ChatTemplate
@@ -41,6 +41,9 @@ class ServiceFront:
     def status(self) -> ServiceStatus:
         return self._status if self._engine is None else self._engine.status()
 
+    def prepare(self, sampling: SamplingParams) -> None:
+        self._ready().prepare(sampling)
+
     def submit(self, request: GenerateRequest) -> EventStream:
         return self._ready().submit(request)
 
@@ -55,6 +58,13 @@ class ServiceFront:
 
     async def embed(self, prompt: Sequence[int], pooling: str) -> Embedding:
         return await self._ready().embed(prompt, pooling)
+
+    def close(self, drain_s: float) -> None:
+        """Admit nothing more; give what runs `drain_s` seconds, then end it with an error. Blocks until it is over."""
+        if self._engine is None:
+            self._status = ServiceStatus(phase=Phase.DRAINING)
+        else:
+            self._engine.close(drain_s=drain_s)
 
     def _ready(self) -> Engine:
         if self._engine is None:

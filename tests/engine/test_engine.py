@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from app.engine.answer import Answer
 from app.engine.device import Device
 from app.engine.devices.numpy import NumpyDevice
 from app.engine.engine import Engine
@@ -17,7 +18,7 @@ from app.engine.executor import Executor
 from app.engine.ggml import GGMLType
 from app.engine.gguf.reader import GGUFFile
 from app.engine.program import Buffer
-from app.engine.request import Delta, FinishReason, Progress, SamplingParams
+from app.engine.request import Delta, FinishReason, Progress, SamplingParams, TokenInfo
 from app.engine.service import Phase
 from app.errors import ContextLengthExceeded, DeviceLost, InternalError, InvalidParameter, NotReady, QueueFull
 from tests.fakes.gguf import TinyLlama, write_tiny_llama
@@ -326,3 +327,46 @@ def test_embeddings_are_the_pooled_hidden_states_beside_running_requests(model: 
 
     asyncio.run(scene())
     assert engine.counters()["requests_in_flight"] == 0
+
+
+def test_a_bug_in_one_request_s_text_ends_that_request_alone(
+    open_: OpenEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(self: Answer, info: TokenInfo) -> Delta | None:
+        if self.n_tokens == 1 and self.stops == ("break",):
+            raise ZeroDivisionError("a bug")
+        return push(self, info)
+
+    push = Answer.push
+    monkeypatch.setattr(Answer, "push", broken)
+    engine = open_(n_slots=2)
+
+    async def scene() -> None:
+        bad, good = await asyncio.gather(
+            collect(engine, request("bad", PROMPT, stop=("break",))),
+            collect(engine, request("good", PROMPT[::-1])),
+            return_exceptions=True,
+        )
+        assert isinstance(bad, InternalError) and "a bug" in str(bad)
+        assert not isinstance(good, BaseException) and tokens_of(good)
+
+    asyncio.run(scene())
+    assert engine.counters()["requests_in_flight"] == 0
+
+
+def test_draining_lets_running_requests_finish_and_admits_no_more(open_: OpenEngine) -> None:
+    device = Gated()
+    engine = open_(device=device)
+
+    async def scene() -> None:
+        stream = engine.submit(request("a", PROMPT))
+        closing = asyncio.create_task(asyncio.to_thread(engine.close, drain_s=30.0))
+        while engine.status().phase is not Phase.DRAINING:
+            await asyncio.sleep(0.001)
+        with pytest.raises(NotReady):
+            engine.submit(request("b", PROMPT))
+        device.open.set()
+        assert tokens_of([event async for event in stream])
+        await closing
+
+    asyncio.run(scene())
