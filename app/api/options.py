@@ -18,6 +18,11 @@ class ApiLimits:
     prompts: int = 256
     stops: int = 16
     stop_chars: int = 1024
+    breakers: int = 16
+    breaker_chars: int = 64
+    biases: int = 4096
+    bias_chars: int = 256
+    messages: int = 4096
     top_logprobs: int = 20
     embedding_inputs: int = 2048
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
-from app.engine.request import Event, GenerateRequest
+from app.engine.request import Event, GenerateRequest, SamplingParams
 
 if TYPE_CHECKING:
     from app.engine.grammar import Grammars
@@ -113,6 +113,13 @@ class InferenceService(Protocol):
         ...
 
     def status(self) -> ServiceStatus: ...
+
+    def prepare(self, sampling: SamplingParams) -> None:
+        """Do beforehand what takes long to submit with these parameters. May block: call it on any thread but a loop's.
+
+        Raises NotReady while there is no model.
+        """
+        ...
 
     def submit(self, request: GenerateRequest) -> GenerationStream:
         """Admit a request. Must be called on a running event loop; never blocks it.

@@ -132,21 +132,33 @@ def _repeats(window: NDArray[np.int64], most: int) -> tuple[NDArray[np.int64], N
 
 def find_breakers(
     breakers: Sequence[str], pieces: Sequence[bytes], encode: Callable[[bytes], Sequence[int]]
-) -> dict[int, list[tuple[int, ...]]]:
+) -> dict[int, tuple[tuple[int, ...], ...]]:
     """Every way in which tokens can spell a sequence breaker.
 
     `pieces` are the bytes of every token, by id; `encode` tokenizes plain text without special tokens. A token that
     contains the breaker is one alone; a token that ends in the breaker's beginning is one together with the tokens of
-    the rest (the first 20 of them). Scans the vocabulary once per breaker: keep the result.
+    the rest (the first 20 of them). Goes through the vocabulary once: keep the result.
     """
-    found: dict[int, list[tuple[int, ...]]] = {}
-    for breaker in filter(None, (text.encode() for text in breakers)):
-        tails = {n: tuple(encode(breaker[n:])[:_MAX_TAIL]) for n in range(1, len(breaker))}
-        for token, piece in enumerate(pieces):
-            if breaker in piece:
-                found.setdefault(token, []).append(())
-            else:
-                spelled = [tails[n] for n in tails if piece.endswith(breaker[:n])]
-                if spelled:
-                    found.setdefault(token, []).extend(spelled)
+    whole = sorted({text.encode() for text in breakers if text})
+    begun: dict[bytes, list[bytes]] = {}  # a beginning -> the breakers that go on from it
+    for breaker in whole:
+        for n in range(1, len(breaker)):
+            begun.setdefault(breaker[:n], []).append(breaker)
+    longest = max(map(len, begun), default=0)
+    tails: dict[bytes, tuple[int, ...]] = {}
+    shared: dict[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]] = {}  # many tokens have the same
+    found: dict[int, tuple[tuple[int, ...], ...]] = {}
+    for token, piece in enumerate(pieces):
+        inside = [breaker for breaker in whole if breaker in piece]
+        spelled: list[tuple[int, ...]] = [()] if inside else []
+        for n in range(1, min(len(piece), longest) + 1):
+            for breaker in begun.get(piece[-n:], ()):
+                if breaker not in inside:
+                    rest = breaker[n:]
+                    if rest not in tails:
+                        tails[rest] = tuple(encode(rest)[:_MAX_TAIL])
+                    spelled.append(tails[rest])
+        if spelled:
+            ways = tuple(dict.fromkeys(spelled))
+            found[token] = shared.setdefault(ways, ways)
     return found

@@ -85,4 +85,31 @@ def test_dry_of_a_text_that_repeats_one_token_for_ever_is_finite() -> None:
 def test_breakers_are_found_in_tokens_and_across_them() -> None:
     pieces = [b"a", b":", b"x: y", b"\n", b"a<", b"b", b"<e", b"<end>", b"nd>"]
     found = find_breakers([":", "<end>", ""], pieces, lambda text: [8] if text == b"nd>" else [99, len(text)])
-    assert found == {1: [()], 2: [()], 4: [(99, 4)], 6: [(8,)], 7: [()]}
+    assert found == {1: ((),), 2: ((),), 4: ((99, 4),), 6: ((8,),), 7: ((),)}
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    breakers=st.lists(st.text("ab<", max_size=4), max_size=4),
+    pieces=st.lists(st.text("ab<", max_size=5).map(str.encode), max_size=12),
+)
+def test_breakers_are_those_of_the_definition(breakers: list[str], pieces: list[bytes]) -> None:
+    def ways(piece: bytes, breaker: bytes) -> set[tuple[int, ...]]:
+        if breaker in piece:
+            return {()}
+        return {tuple(breaker[n:]) for n in range(1, len(breaker)) if piece.endswith(breaker[:n])}
+
+    expected = [set().union(*(ways(piece, text.encode()) for text in breakers if text)) for piece in pieces]
+    found = find_breakers(breakers, pieces, list)
+    assert [set(found.get(token, ())) for token in range(len(pieces))] == expected
+
+
+def test_a_breaker_is_encoded_only_where_a_token_begins_it() -> None:
+    encoded: list[bytes] = []
+
+    def encode(text: bytes) -> list[int]:
+        encoded.append(text)
+        return [0]
+
+    find_breakers(["x" + "y" * 60] * 16, [b"x", b"axy", b"b"] * 1000, encode)
+    assert encoded == [b"y" * 60, b"y" * 59]
