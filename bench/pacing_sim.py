@@ -1,9 +1,10 @@
 """What pacing gains, on devices whose times are known: the real engine over stages that sleep by their rows.
 
-`python -m bench.pacing_sim [--fixed-ms 8] [--row-ms 1]`: a whole model takes `fixed + rows * row` for a ubatch; over S
-stages each takes its S-th part. Prints prompts, one stream and sixteen streams over 1, 2 and 4 stages, beside the bound
-of a pipeline with as many ubatches, and beside what one decode group would take. Computing itself is left out, so that
-a busy machine measures right as well.
+`python -m bench.pacing_sim [--fixed-ms 8] [--row-ms 1] [--stages 1,2,4] [--trace out.json]`
+
+A whole model takes `fixed + rows * row` for a ubatch; over S stages each takes its S-th part. Prints prompts, one
+stream and sixteen, beside one stage and, for prompts, beside the bound of a pipeline with as many ubatches. What numpy
+needs for the tiny model behind it comes on top, so times should be long.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ import numpy as np
 from app.engine.device import Handle
 from app.engine.devices.numpy import NumpyDevice
 from app.engine.engine import Engine
+from app.engine.trace import Trace
 from bench.split import run
 from tests.fakes.gguf import TinyLlama, write_tiny_llama
 from tests.fakes.serving import open_engine
 
 PROMPT_TOKENS, DECODE_TOKENS, N_STREAMS = 2048, 40, 16
-STAGES = (1, 2, 4)
 
 
 class Sleeper(NumpyDevice):
@@ -43,7 +44,7 @@ class Sleeper(NumpyDevice):
         super().run(handle)
 
 
-def measure(path: Path, n_stages: int, fixed_s: float, row_s: float) -> tuple[list[float], float]:
+def measure(path: Path, n_stages: int, fixed_s: float, row_s: float, trace: Trace | None) -> tuple[list[float], float]:
     """Best seconds of a prompt, of one stream, of sixteen; and the ubatches of the prompt."""
     with ExitStack() as stack:
         devices = [Sleeper(f"D{i}", fixed_s / n_stages, row_s / n_stages) for i in range(n_stages)]
@@ -51,9 +52,11 @@ def measure(path: Path, n_stages: int, fixed_s: float, row_s: float) -> tuple[li
             stack.callback(device.close)
         engine: Engine = open_engine(
             path, devices, ctx_size=8192, n_slots=N_STREAMS, n_ubatch=512, max_queue=32, max_in_flight=n_stages + 1,
-            tensor_split=[1.0] * n_stages,
+            tensor_split=[1.0] * n_stages, trace=trace,
         )  # fmt: skip
         stack.callback(engine.close)
+        if trace is not None:
+            trace.stage_names = [f"stage {i}" for i in range(n_stages)]
         rng = np.random.default_rng(3)
         long = [[int(t) for t in rng.integers(33, 120, PROMPT_TOKENS)]]
         shorts = [[int(t) for t in rng.integers(33, 120, 4)] for _ in range(N_STREAMS)]
@@ -72,12 +75,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--fixed-ms", type=float, default=8.0)
     parser.add_argument("--row-ms", type=float, default=1.0)
+    parser.add_argument("--stages", default="1,2,4")
+    parser.add_argument("--trace", type=Path, default=None, help="trace of the last of --stages")
     given = parser.parse_args()
+    all_stages = [int(part) for part in given.stages.split(",")]
     with tempfile.TemporaryDirectory() as folder:
         path = write_tiny_llama(Path(folder) / "tiny.gguf", TinyLlama(n_layers=4, n_ctx=4096))
         one: list[float] = []
-        for n_stages in STAGES:
-            best, n = measure(path, n_stages, given.fixed_ms / 1e3, given.row_ms / 1e3)
+        for n_stages in all_stages:
+            trace = Trace(given.trace) if given.trace is not None and n_stages == all_stages[-1] else None
+            best, n = measure(path, n_stages, given.fixed_ms / 1e3, given.row_ms / 1e3, trace)
+            if trace is not None:
+                trace.save()
             one = one or best
             gains = [whole / seconds for whole, seconds in zip(one, best, strict=True)]
             print(

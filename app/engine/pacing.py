@@ -7,7 +7,7 @@ the times that stages were seen to take.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -17,8 +17,12 @@ FIXED_ROWS = 32
 MIN_CHUNK = 32
 #: Groups must promise this much of the time of one group, or less: taking turns has costs nobody measured.
 WORTH_IT = 0.95
+#: Of chunks that finish within this much of the first the largest is taken: each costs the control plane something too.
+AS_GOOD = 1.03
 #: What a new measurement counts beside the old ones when it is slower, and when it is faster. First runs are slow.
 _SLOWER, _FASTER = 0.2, 0.5
+#: Sizes measured less often say nothing where others say something: their first runs may have prepared things.
+_TRUSTED_AFTER = 3
 #: Chunks that are worked out one by one; those beyond go at the pace of the slowest stage.
 _EXACT_CHUNKS = 12
 
@@ -34,8 +38,10 @@ class Measured:
 
     behind_s: float | None = None
     alone_s: float | None = None
+    n_notes: int = 0
 
     def note(self, seconds: float, *, queued: bool) -> None:
+        self.n_notes += 1
         if queued:
             self.behind_s = _blend(self.behind_s, seconds)
         else:
@@ -57,30 +63,31 @@ class StageTimes:
 
     def __init__(self) -> None:
         self._by_rows: dict[int, Measured] = {}
-        self._rows: list[int] = []
+        self._trusted: list[int] = []
 
     @property
     def is_measured(self) -> bool:
-        return bool(self._rows)
+        return bool(self._by_rows)
 
     def note(self, n_rows: int, seconds: float, *, queued: bool) -> None:
-        if n_rows not in self._by_rows:
-            self._by_rows[n_rows] = Measured()
-            self._rows.insert(bisect_left(self._rows, n_rows), n_rows)
-        self._by_rows[n_rows].note(seconds, queued=queued)
+        measured = self._by_rows.setdefault(n_rows, Measured())
+        measured.note(seconds, queued=queued)
+        if measured.n_notes == _TRUSTED_AFTER:
+            insort(self._trusted, n_rows)
 
     def seconds(self, n_rows: int, *, alone: bool = False) -> float:
         """How long this many rows take; before any measurement, in a unit of its own."""
-        if not self._rows:
+        if not self._by_rows:
             return float(n_rows + FIXED_ROWS)
-        at = bisect_left(self._rows, n_rows)
-        above = self._rows[min(at, len(self._rows) - 1)]
+        rows = self._trusted or sorted(self._by_rows)
+        at = bisect_left(rows, n_rows)
+        above = rows[min(at, len(rows) - 1)]
         high_s = self._by_rows[above].seconds(alone=alone)
         if above == n_rows:
             return high_s
         if above < n_rows or at == 0:  # outside of what was measured
             return high_s * (n_rows + FIXED_ROWS) / (above + FIXED_ROWS)
-        below = self._rows[at - 1]
+        below = rows[at - 1]
         low_s = self._by_rows[below].seconds(alone=alone)
         return low_s + (high_s - low_s) * (n_rows - below) / (above - below)
 
@@ -111,7 +118,9 @@ class Pacing:
         stages = self._known(n_stages)
         rows_ahead = [self.padded(n_rows) for n_rows in in_flight]
         candidates = [size for size in self._sizes if size >= MIN_CHUNK] or [largest]
-        return min(reversed(candidates), key=lambda size: self._finish_s(stages, rows_ahead, n_tokens, size))
+        finish_s = {size: self._finish_s(stages, rows_ahead, n_tokens, size) for size in candidates}
+        limit_s = AS_GOOD * min(finish_s.values())
+        return max(size for size in candidates if finish_s[size] <= limit_s)
 
     def n_groups(self, n_stages: int, n_decoding: int) -> int:
         """Into how many groups sequences that decode shall be divided: up to one per stage where that pays."""

@@ -19,8 +19,9 @@ def measured(*stages: Callable[[int], float], alone_s: float = 0.0, sizes: Seque
     pacing = Pacing(sizes)
     for number, seconds in enumerate(stages):
         for size in sizes:
-            pacing.note(number, size, seconds(size), queued=True)
-            pacing.note(number, size, seconds(size) + alone_s, queued=False)
+            for _ in range(3):
+                pacing.note(number, size, seconds(size), queued=True)
+                pacing.note(number, size, seconds(size) + alone_s, queued=False)
     return pacing
 
 
@@ -52,7 +53,7 @@ def test_a_prompt_alone_goes_in_the_chunks_that_finish_first(n_stages: int, fixe
     stages = [per_row(fixed_rows)] * n_stages
     chunk = measured(*stages).prompt_chunk(n_stages, n_tokens, [])
     best = min(finish_s(n_tokens, size, *stages) for size in SIZES if size >= MIN_CHUNK)
-    assert finish_s(n_tokens, chunk, *stages) <= 1.03 * best
+    assert finish_s(n_tokens, chunk, *stages) <= 1.05 * best
 
 
 def test_the_last_stage_of_a_long_prompt_hardly_waits() -> None:
@@ -87,8 +88,10 @@ def test_groups_end_when_they_turn_out_not_to_pay() -> None:
         pacing.note(stage, 16, 0.020, queued=False)
     assert pacing.n_groups(2, 16) == 2  # half the rows promise less than 0.95 of the time
     for stage in (0, 1):
-        pacing.note(stage, 8, 0.0199, queued=True)
-        pacing.note(stage, 8, 0.0205, queued=False)
+        for _ in range(3):
+            pacing.note(stage, 16, 0.020, queued=False)
+            pacing.note(stage, 8, 0.0199, queued=True)
+            pacing.note(stage, 8, 0.0205, queued=False)
     assert pacing.n_groups(2, 16) == 1
 
 
@@ -97,6 +100,17 @@ def test_links_ask_for_more_ubatches_in_flight() -> None:
     assert measured(per_row(0), per_row(0), alone_s=0.128).n_in_flight(2, 128) == 5
     assert measured(per_row(0), per_row(0), alone_s=100.0).n_in_flight(2, 128) == 8
     assert Pacing(SIZES).n_in_flight(3, 128) == 4
+
+
+def test_one_slow_run_of_a_size_is_not_believed() -> None:
+    """It prepared the shape, and would keep the size from ever being tried again."""
+    pacing = Pacing(SIZES)
+    for stage in range(4):
+        pacing.note(stage, 4, 0.5, queued=False)
+        for _ in range(5):
+            pacing.note(stage, 1, 0.0075, queued=False)
+            pacing.note(stage, 16, 0.019, queued=False)
+    assert pacing.n_groups(4, 16) == 4
 
 
 def test_a_slow_first_run_is_soon_forgotten() -> None:
