@@ -25,7 +25,6 @@ from app.api.schemas.chat import ChatRequest
 from app.api.shape import Shape, shape_of
 from app.api.tools import ToolUse, tool_use
 from app.engine.text.reasoning import reasoning_parser
-from app.errors import InvalidParameter
 
 router = APIRouter(route_class=JsonRoute, tags=["chat"])
 
@@ -72,12 +71,8 @@ async def chat_completions(request: Request, body: ChatRequest, api: ApiDep) -> 
 
 def held_to_form(params: Wanted, body: ChatRequest, prompt: ChatPrompt, api: Api) -> tuple[Wanted, ToolUse | None]:
     """Compile the form the answer must have. Raises InvalidParameter for what is wrong with it or with the tools."""
-    use, constraint = tool_use(body, api), params.constraint
-    if use is not None and constraint is not None:
-        raise InvalidParameter(
-            f"{constraint.param} does not go with tools yet; leave one out or set tool_choice to none",
-            param=constraint.param,
-        )
+    constraint = params.constraint
+    use = tool_use(body, api, constraint)
     if use is not None:
         constraint = use.constraint
     elif constraint is not None and api.answers_in_messages:

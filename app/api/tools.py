@@ -12,7 +12,7 @@ from app.api.messages import Turn
 from app.api.schemas.chat import ChatRequest, Tool
 from app.engine.request import Constraint
 from app.engine.service import InferenceService
-from app.engine.text.call_grammar import call_grammar
+from app.engine.text.call_grammar import call_grammar, or_answer
 from app.engine.text.calls.base import CallFormat
 from app.engine.text.tool_calls import GENERIC, CallParser, call_format_of
 from app.errors import InvalidParameter
@@ -111,8 +111,8 @@ def with_tools(turns: list[Turn], tools: list[dict[str, Any]], service: Inferenc
     return [{"role": "system", "content": INSTRUCTION.format(tools=listed)}, *turns], None
 
 
-def tool_use(body: ChatRequest, api: Api) -> ToolUse | None:
-    """None when no tool may be called. May take long: it compiles. Raises InvalidParameter."""
+def tool_use(body: ChatRequest, api: Api, form: Constraint | None) -> ToolUse | None:
+    """None when no tool may be called. `form` is what an answer that calls nothing must be. Raises InvalidParameter."""
     tools = offered(body)
     if not tools:
         return None
@@ -124,12 +124,30 @@ def tool_use(body: ChatRequest, api: Api) -> ToolUse | None:
     api.service.tokenizer.show_always(family.markers)
     most = 1 if body.parallel_tool_calls is False else None
     if body.tool_choice in (None, "auto"):
-        return ToolUse(family, schemas, most, None)
+        constraint = None if form is None else _may_call(form, family, template.source, schemas, api, most)
+        return ToolUse(family, schemas, most, constraint)
     if isinstance(body.tool_choice, dict):
         name = chosen_name(body.tool_choice)
         schemas, most = {name: schemas[name]}, 1
     constraint = _must_call(family, template.source, schemas, api, several=most is None)
     return ToolUse(family, schemas, most, constraint)
+
+
+def _may_call(
+    form: Constraint,
+    family: CallFormat,
+    source: str,
+    schemas: Mapping[str, Mapping[str, Any]],
+    api: Api,
+    most: int | None,
+) -> Constraint:
+    """Calls, or an answer of the form."""
+    if form.kind != "json_schema" or api.answers_in_messages:
+        raise InvalidParameter(
+            f"{form.param} does not go with tools here; leave one out or set tool_choice to none", param=form.param
+        )
+    calls = _must_call(family, source, schemas, api, several=most is None)
+    return Constraint(kind="lark", source=or_answer(calls.source, form.source, form.param), param=form.param)
 
 
 def _must_call(

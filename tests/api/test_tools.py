@@ -202,7 +202,7 @@ async def test_ids_are_as_the_template_wants_them() -> None:
         ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
         ({"tools": TOOLS, "tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
         ({"tool_choice": "required"}, "tool_choice"),
-        ({"tools": TOOLS, "response_format": {"type": "json_object"}}, "response_format"),
+        ({"tools": TOOLS, "guided_regex": "a"}, "guided_regex"),
     ],
 )
 async def test_refused(client: httpx.AsyncClient, fields: dict[str, Any], param: str) -> None:
@@ -269,3 +269,14 @@ async def test_the_model_calls_when_it_must(caller: httpx.AsyncClient, choice: A
         for name, arguments in calls:
             assert choice == "required" or name == "time"
             jsonschema.Draft202012Validator(SCHEMAS[name]).validate(arguments)
+
+
+async def test_calls_or_an_answer_of_the_form(caller: httpx.AsyncClient) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "s", "schema": {"enum": [7, 8]}}}
+    for seed, bias in ((0, [["7", 20], ["8", 20]]), (1, [["<", 20], ["{", 20], ["[", 20]])):
+        body = {**HOT, "response_format": form, "logit_bias": bias, "seed": seed, "parallel_tool_calls": False}
+        choice = (await caller.post(CHAT, json=body)).json()["choices"][0]
+        if seed == 0:
+            assert choice["message"]["content"] in ("7", "8") and choice["finish_reason"] == "stop"
+        else:
+            assert len(told(choice["message"]["tool_calls"])) == 1 and choice["finish_reason"] == "tool_calls"

@@ -44,6 +44,12 @@ def call_grammar(family: CallFormat, source: str, tools: Tools, literal: Literal
     return "\n".join(f"{name}: {rule}" for name, rule in {"start": start, **more, **rules}.items())
 
 
+def or_answer(calls: str, schema: str, param: str) -> str:
+    """A grammar for what `calls` allows, or else JSON that matches the schema."""
+    rest = calls.removeprefix("start: ")
+    return f"start: calls | answer\nanswer: {json_rule(schema, param)}\ncalls: {rest}"
+
+
 def _param(name: str) -> str:
     return f"tools.{name}.parameters"
 
