@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import tomllib
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -106,7 +106,8 @@ def parse(
     config = values.get("config")
     if config is not None:
         by_key = {item.key: item for item in options}
-        for key, value in _read_file(config, table, by_key).items():
+        tables = {table, *(settings_table(other) for other in known)}
+        for key, value in _read_file(config, table, by_key, tables).items():
             name = by_key[key].name
             values.setdefault(name, _converted(by_key[key], value, f"{config}: {key}"))
     return settings_class(**values)
@@ -126,12 +127,24 @@ def _refuse_unknown_variables(environ: Mapping[str, str], classes: Iterable[type
             raise ConfigError(f"the environment sets {name}, which is no setting of Tandem; unset it or mend its name")
 
 
-def _read_file(file: Path, table: str, known: Container[str]) -> dict[str, str]:
+def settings_table(settings_class: type) -> str:
+    """The table of a command's settings class in a settings file: ServeSettings stands in [serve]."""
+    return settings_class.__name__.removesuffix("Settings").lower()
+
+
+def _read_file(file: Path, table: str, known: Container[str], tables: Collection[str]) -> dict[str, str]:
     """This command's table of a TOML file, as text by key. Underscores in keys are taken for dashes."""
     try:
         content = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"cannot read the settings file {file}: {error}") from error
+    except RecursionError:
+        raise ConfigError(f"cannot read the settings file {file}: its values are nested too deeply") from None
+    for name, value in content.items():
+        if not isinstance(value, dict) and name != table:
+            raise ConfigError(f"{file}: {name!r} stands outside a command's table; put it below [{table}]")
+        if name not in tables:
+            raise ConfigError(f"{file}: [{name}] is no command's table; there are {', '.join(sorted(tables))}")
     section = content.get(table, {})
     if not isinstance(section, dict):
         raise ConfigError(f"{file}: [{table}] must be a table of settings")
@@ -140,6 +153,8 @@ def _read_file(file: Path, table: str, known: Container[str]) -> dict[str, str]:
         key = name.replace("_", "-")
         if key not in known:
             raise ConfigError(f"{file}: {name!r} is no setting of `tandem {table}`")
+        if key in found:
+            raise ConfigError(f"{file}: {key!r} is set twice in [{table}], with a dash and with an underscore")
         found[key] = _as_text(value)
     return found
 

@@ -23,6 +23,7 @@ from app.options import (
 )
 
 PORT = integer(0, 65535)
+MAX_THREADS = 1024
 CACHE_TYPES = ("f16", "bf16", "f32", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl")
 
 MODEL = "Model"
@@ -80,7 +81,7 @@ class CommonSettings:
     """What every command takes."""
 
     threads: int | None = option(
-        None, "-t", "--threads", convert=integer(1), metavar="N", panel=DEVICES,
+        None, "-t", "--threads", convert=integer(1, MAX_THREADS), metavar="N", panel=DEVICES,
         help="Threads of the CPU device; default: one per core.",
     )  # fmt: skip
     cpu_variant: str | None = option(

@@ -21,7 +21,7 @@ class Sample(CommonSettings):
 
 
 def sample(flags: dict[str, str] | None = None, environ: dict[str, str] | None = None) -> Sample:
-    return parse(Sample, flags or {}, table="sample", environ=environ or {})
+    return parse(Sample, flags or {}, table="sample", known=ALL_SETTINGS, environ=environ or {})
 
 
 @pytest.fixture
@@ -175,3 +175,36 @@ def test_keys_from_both_places(tmp_path: Path) -> None:
     file.write_text("\n")
     with pytest.raises(ConfigError, match="holds no key"):
         serve(api_key_file=str(file)).api_keys()
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("[sampel]\nsize = 1\n", r"\[sampel\] is no command's table"),
+        ("size = 1\n", "'size' stands outside a command's table"),
+        ("[sample]\nno-such = 1\n", "'no-such' is no setting"),
+        ("[serve]\nctx-size = 1\nctx_size = 2\n[sample]\nsize = 1\n", ""),
+        ("[sample]\nnames = " + "[" * 5000 + "\n", "cannot read"),
+    ],
+)
+def test_a_file_with_a_mistake_is_refused(tmp_path: Path, content: str, says: str) -> None:
+    path = tmp_path / "wrong.toml"
+    path.write_text(content)
+    if not says:  # another command's table is not this command's business
+        assert sample({"config": str(path)}).size == 1
+        return
+    with pytest.raises(ConfigError, match=says):
+        sample({"config": str(path)})
+
+
+def test_a_setting_given_twice_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "twice.toml"
+    path.write_text("[serve]\nctx-size = 1\nctx_size = 2\n")
+    with pytest.raises(ConfigError, match="'ctx-size' is set twice"):
+        parse(ServeSettings, {"config": str(path)}, table="serve", environ={})
+
+
+@pytest.mark.parametrize("value", ["0", "1025", "100000"])
+def test_absurd_numbers_of_threads_are_refused(value: str) -> None:
+    with pytest.raises(ConfigError, match="between 1 and 1024"):
+        parse(ServeSettings, {"threads": value}, table="serve", environ={})

@@ -104,12 +104,11 @@ def read_hyperparameters(keys: Keys) -> Hyperparameters:
     n_blocks = keys.integer("block_count")
     n_extra = keys.integer("nextn_predict_layers", 0)
     n_embd = keys.integer("embedding_length")
+    if not 0 <= n_extra < n_blocks <= MAX_BLOCKS:  # before anything is made once per block
+        raise keys.error(f"{n_blocks} blocks (at most {MAX_BLOCKS}), {n_extra} of them for prediction, make no model")
     n_heads = keys.per_block("attention.head_count", n_blocks)
-    if not 0 <= n_extra < n_blocks <= MAX_BLOCKS or n_embd <= 0 or not any(n_heads):
-        raise keys.error(
-            f"{n_blocks} blocks (at most {MAX_BLOCKS}), {n_extra} of them for prediction, with {n_embd} channels and "
-            f"{max(n_heads, default=0)} heads make no model"
-        )
+    if n_embd <= 0 or not any(n_heads):
+        raise keys.error(f"{n_embd} channels and {max(n_heads, default=0)} heads make no model")
     default_length = n_embd // max(n_heads)
     key_length = keys.integer("attention.key_length", default_length)
     value_length = keys.integer("attention.value_length", default_length)

@@ -43,6 +43,7 @@ class BpeModel:
         }
         self._raw = row.raw or vocabulary.model == "gemma4"
         self._cut = _cut_pattern(row)
+        _refuse_broken_texts(self._ids)
         merges = _merges(metadata, self._ids, vocabulary.pre)
         self._extra = _missing_results(merges, self._ids, self._n_tokens)
         core = Tokenizer(
@@ -113,6 +114,18 @@ def chunks_of(text: str, cut: re.Pattern[str] | None, n_chars: int) -> Iterator[
         start = place.end()
     if start < len(text):
         yield text[start:]
+
+
+def _refuse_broken_texts(ids: Mapping[str, int]) -> None:
+    """The merge core takes Unicode alone; bytes that are not UTF-8 have no place in a byte-level vocabulary."""
+    for text, token in ids.items():
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise FormatError(
+                f"token {token} of {PREFIX}tokens is not UTF-8: {text.encode(errors='surrogateescape')!r}; "
+                f"the file is damaged, fetch it again"
+            ) from None
 
 
 def _merges(metadata: Mapping[str, Any], ids: Mapping[str, int], pre: str) -> list[tuple[str, str]]:

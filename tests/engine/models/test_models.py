@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections import Counter
 from contextlib import closing
 from dataclasses import replace
@@ -13,8 +14,9 @@ import pytest
 from app.engine.builder import GraphBuilder
 from app.engine.devices.numpy import NumpyDevice
 from app.engine.ggml import GGMLType, Op, TensorFlag
+from app.engine.gguf.layout import ValueType
 from app.engine.gguf.reader import GGUFFile
-from app.engine.gguf.writer import write_gguf
+from app.engine.gguf.writer import Typed, write_gguf
 from app.engine.graph import leaf
 from app.engine.models import registry
 from app.engine.models.base import (
@@ -322,3 +324,16 @@ def test_prediction_blocks_are_recognised_and_left_out() -> None:
     assert model.n_layers == 3
     assert model.unused_tensors and all(name.startswith("blk.3.") for name in model.unused_tensors)
     assert not {spec.name for spec in model.weights()} & set(model.unused_tensors)
+
+
+@pytest.mark.parametrize("n_blocks", [0, 513, 536_870_914, 2**32 - 1])
+def test_an_absurd_number_of_blocks_is_refused_at_once(tmp_path: Path, n_blocks: int) -> None:
+    """Nothing may be made once per block before the number is known to make sense."""
+    extra = {"llama.block_count": Typed(ValueType.UINT32, n_blocks)}
+    path = write_tiny_llama(tmp_path / "wrong.gguf", TinyLlama(extra=extra))
+    tracemalloc.start()
+    with GGUFFile.open(path) as gguf, pytest.raises(FormatError, match=f"{n_blocks} blocks"):
+        registry.load(gguf)
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak_bytes < 32 << 20

@@ -211,3 +211,8 @@ def test_long_texts_cost_in_proportion_to_their_length(unit: str) -> None:
 
     seconds(1000)
     assert seconds(160_000) < 16 * seconds(20_000) + 0.3
+
+
+def test_a_token_that_is_not_utf_8_is_named() -> None:
+    with pytest.raises(FormatError, match=r"token 256 .*not UTF-8.*x80"):
+        made_up([], more=("a\udc80",))

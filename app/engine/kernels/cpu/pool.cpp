@@ -1,5 +1,9 @@
 #include "pool.h"
 
+#include <stdexcept>
+#include <string>
+#include <system_error>
+
 #if defined(__linux__)
 #include <pthread.h>
 #include <sched.h>
@@ -54,15 +58,26 @@ void bind_to(const std::vector<int> &cpus, int index) {
 
 Pool::Pool(int n_threads, bool pin) : n_threads_(n_threads), pin_(pin) {
     const std::vector<int> cpus = pin ? allowed_cpus() : std::vector<int>();
-    for (int thread = 1; thread < n_threads; ++thread) {
-        workers_.emplace_back([this, thread, cpus] {
-            bind_to(cpus, thread);
-            live(thread);
-        });
+    try {
+        for (int thread = 1; thread < n_threads; ++thread) {
+            workers_.emplace_back([this, thread, cpus] {
+                bind_to(cpus, thread);
+                live(thread);
+            });
+        }
+    } catch (const std::system_error &) {  // no destructor runs for a half-made pool: end its threads here
+        const size_t n_made = workers_.size() + 1;
+        stop();
+        throw std::runtime_error("the system gave " + std::to_string(n_made) + " of " + std::to_string(n_threads) +
+                                 " threads; ask for fewer with --threads");
     }
 }
 
 Pool::~Pool() {
+    stop();
+}
+
+void Pool::stop() {
     stop_ = true;
     start_.fetch_add(1);
     start_.notify_all();

@@ -41,6 +41,7 @@ private:
     void work(int thread);
     void wait_for_generation(uint32_t seen);
     void release();
+    void stop();  // ends the other threads
 
     const int n_threads_;
     const bool pin_;
