@@ -157,6 +157,24 @@ def test_a_chat_over_any_devices_is_the_same(own: Path, one: Talker, split: str)
             assert_same(reply, cold(one, prompt))
 
 
+def test_four_turns_and_then_the_second_is_edited(one: Talker) -> None:
+    """Every turn goes on where the last answer ended, and so does the edit: all but the last token of it was read."""
+    questions = [text(140, 80 + i) for i in range(4)]
+    opening = text(4, 84)
+    prompt: list[int] = []
+    starts: list[int] = []
+    cached = 0
+    for question in questions:
+        starts += [len(prompt), len(prompt) + len(question)]
+        prompt = [*prompt, *question, *opening]
+        reply = check(one, prompt, cached, tuple(starts))
+        cached = len(prompt) + len(reply.tokens) - 1
+        prompt = [*prompt, *reply.tokens]
+    second = starts[2]
+    edited = [*prompt[:second], *text(50, 85), *opening]
+    check(one, edited, second - 1, (*starts[:3], second + 50))
+
+
 def test_two_conversations_that_share_most_take_turns(own: Path) -> None:
     shared = text(160, 14)
     with talker(own, n_slots=2) as talking:
