@@ -16,6 +16,7 @@
     │ └ UnsupportedModel       a sound file of a kind we do not run
     ├ DeviceError              something below the plan failed
     │ ├ OutOfDeviceMemory      an allocation was refused
+    │ │ └ DoesNotFit           the devices together have no room for the model
     │ ├ UnsupportedOp          this device cannot run this op on these types
     │ └ DeviceLost             the device is gone, with everything it held
     ├ ProtocolError            the bytes on a wire are wrong
@@ -124,6 +125,20 @@ class OutOfDeviceMemory(DeviceError):
         self.device = device
         self.needed_bytes = needed_bytes
         self.free_bytes = free_bytes
+
+
+class DoesNotFit(OutOfDeviceMemory):
+    """The devices together have no room for the model; nothing was allocated."""
+
+    def __init__(self, needed_bytes: int, usable_bytes: int, offers: str) -> None:
+        DeviceError.__init__(
+            self,
+            f"the model needs {needed_bytes} bytes for weights and KV cache, and the devices offer {usable_bytes} "
+            f"({offers}); use a smaller --ctx-size, more devices, or a smaller quantization",
+        )
+        self.device = offers
+        self.needed_bytes = needed_bytes
+        self.free_bytes = usable_bytes
 
 
 class UnsupportedOp(DeviceError):

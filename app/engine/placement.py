@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from app.errors import ConfigError, OutOfDeviceMemory
+from app.errors import ConfigError, DoesNotFit, OutOfDeviceMemory
 
 #: Halvings of the search for the shortest slowest stage; the interval is then below one part in 10^12.
 _SEARCH_STEPS = 40
@@ -152,14 +152,14 @@ def _fill(items: Sequence[LayerCost], devices: Sequence[DeviceBudget], limit_s: 
     return counts if at == len(items) else None
 
 
-def _does_not_fit(items: Sequence[LayerCost], devices: Sequence[DeviceBudget]) -> OutOfDeviceMemory:
-    needed_bytes = sum(item.memory_bytes for item in items)
-    usable = ", ".join(f"{device.name} {device.usable_bytes >> 20} MiB" for device in devices)
-    return OutOfDeviceMemory(
-        f"split over {usable} (after compute buffers)",
-        needed_bytes,
-        sum(device.usable_bytes for device in devices),
+def _does_not_fit(items: Sequence[LayerCost], devices: Sequence[DeviceBudget]) -> DoesNotFit:
+    """The largest run a device can hold may be less than its memory: layers are never cut."""
+    offers = ", ".join(
+        f"{device.name} {device.free_bytes >> 20} MiB free less {device.reserve_bytes >> 20} MiB of compute buffers"
+        for device in devices
     )
+    needed_bytes = sum(item.memory_bytes for item in items)
+    return DoesNotFit(needed_bytes, sum(device.usable_bytes for device in devices), offers)
 
 
 def _check_memory(

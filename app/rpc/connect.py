@@ -40,7 +40,7 @@ def connect(
     try:
         count = int(first.ask(DeviceCount()).result().value)
         if not 0 < count <= MAX_DEVICES:
-            raise DeviceError(f"worker {endpoint} announces {count} devices; start it with at least one")
+            raise DeviceError(f"worker {endpoint} announces {count} devices, but must have 1 to {MAX_DEVICES}")
         if first.peer.is_tandem:
             opened += [_open(dial, endpoint, timeouts) for _ in range(count)]
             links = [Link(dispatcher, 1) for dispatcher in opened[:count]]
