@@ -11,12 +11,13 @@ from functools import partial
 from app import fleet, report
 from app.engine.device import Device
 from app.engine.embedding import TokenEmbedding
-from app.engine.engine import Engine, EngineParts
+from app.engine.engine import Engine
 from app.engine.executor import Executor, Scratch
 from app.engine.front import ServiceFront
 from app.engine.gguf.reader import GGUFFile
 from app.engine.loader import HashSource, PlannedStage, load_stages
 from app.engine.models.base import Model
+from app.engine.parts import EngineParts
 from app.engine.sizing import Sizes
 from app.engine.text.templates import ChatTemplate
 from app.engine.text.tokenizer import Tokenizer

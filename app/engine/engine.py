@@ -10,11 +10,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
-import uuid
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,45 +24,25 @@ from app.engine.executor import Executor, Running
 from app.engine.grammar import Grammars
 from app.engine.live import LiveRequest
 from app.engine.pacing import Pacing
-from app.engine.pooling import PoolingRequest
+from app.engine.parts import EngineParts
+from app.engine.pooling import PoolingRequest, pooled_request
 from app.engine.request import Embedded, FinishReason, GenerateRequest, SamplingParams
 from app.engine.sampling import SamplerFactory
-from app.engine.service import Embedding, ModelInfo, Phase, ServiceStatus, SlotInfo
+from app.engine.service import Embedding, Phase, ServiceStatus, SlotInfo
 from app.engine.serving.scheduler import WHOLE_BUDGET, Scheduler
-from app.engine.serving.types import Budget, Choice, Ended, Output, OutputKind, SchedulerConfig, Ubatch
+from app.engine.serving.types import Budget, Choice, Ended, Output, OutputKind, Ubatch
 from app.engine.stream import EventStream, Outbox
-from app.engine.text.templates import ChatTemplate
-from app.engine.text.tokenizer import Tokenizer
-from app.engine.trace import Timeline, Trace, TracedUbatch
+from app.engine.trace import Timeline, TracedUbatch
 from app.errors import (
     ContextLengthExceeded,
     DeviceLost,
     InternalError,
-    InvalidParameter,
     NotReady,
     QueueFull,
     TandemError,
 )
 
 log = logging.getLogger(__name__)
-
-#: Called on a thread of its own when devices are lost; returns an executor over stages that stand again.
-Recovery = Callable[[Executor, DeviceLost], Executor]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineParts:
-    """What bootstrap builds and the engine runs."""
-
-    info: ModelInfo
-    tokenizer: Tokenizer
-    template: ChatTemplate
-    config: SchedulerConfig
-    executor: Executor
-    grammars: Grammars | None = None
-    recovery: Recovery | None = None
-    max_in_flight: int = 2
-    trace: Trace | None = None
 
 
 class Engine:
@@ -124,18 +103,7 @@ class Engine:
     async def embed(self, prompt: Sequence[int], pooling: str) -> Embedding:
         """Pooled hidden states of a prompt; see `InferenceService.embed`."""
         self._check_ready()
-        if pooling not in ("mean", "last"):
-            raise InvalidParameter(f"pooling {pooling!r} is not offered; use mean or last", param="pooling")
-        if len(prompt) >= self._config.n_ctx:
-            raise ContextLengthExceeded(len(prompt), self._config.n_ctx, param="input")
-        request = GenerateRequest(
-            id=f"embed-{uuid.uuid4().hex}",
-            prompt=tuple(prompt),
-            max_tokens=1,
-            cache_prompt=False,
-            prompt_logprobs=pooling == "mean",
-            pooling="mean" if pooling == "mean" else "last",
-        )
+        request = pooled_request(prompt, pooling, self._config.n_ctx)
         self._admit()
         stream = EventStream(request.id, self.abort)
         live = PoolingRequest(request, stream, self.info.n_embd, self._clock())

@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
+import uuid
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
 from app.engine.request import Embedded, Event, GenerateRequest, Started
 from app.engine.serving.types import Ended, Report
 from app.engine.stream import EventStream
-from app.errors import NotReady
+from app.errors import ContextLengthExceeded, InvalidParameter, NotReady
+
+
+def pooled_request(prompt: Sequence[int], pooling: str, n_ctx: int) -> GenerateRequest:
+    """A request for hidden states instead of tokens. Raises InvalidParameter or ContextLengthExceeded."""
+    if pooling not in ("mean", "last"):
+        raise InvalidParameter(f"pooling {pooling!r} is not offered; use mean or last", param="pooling")
+    if len(prompt) >= n_ctx:
+        raise ContextLengthExceeded(len(prompt), n_ctx, param="input")
+    return GenerateRequest(
+        id=f"embed-{uuid.uuid4().hex}",
+        prompt=tuple(prompt),
+        max_tokens=1,
+        cache_prompt=False,
+        prompt_logprobs=pooling == "mean",
+        pooling="mean" if pooling == "mean" else "last",
+    )
 
 
 class PoolingRequest:

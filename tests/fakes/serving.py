@@ -8,11 +8,12 @@ from typing import Any
 
 from app.engine.device import Device
 from app.engine.embedding import TokenEmbedding
-from app.engine.engine import Engine, EngineParts, Recovery
+from app.engine.engine import Engine
 from app.engine.executor import Executor, Scratch
 from app.engine.gguf.reader import GGUFFile
 from app.engine.loader import load_stages, plan_stages
 from app.engine.models import registry
+from app.engine.parts import EngineParts, Recovery
 from app.engine.request import Delta, Event, Finished, GenerateRequest, SamplingParams, Started
 from app.engine.service import ModelInfo
 from app.engine.sizing import SizeWishes, choose_sizes

@@ -1,0 +1,33 @@
+"""What bootstrap builds and the engine runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from app.engine.executor import Executor
+from app.engine.grammar import Grammars
+from app.engine.service import ModelInfo
+from app.engine.serving.types import SchedulerConfig
+from app.engine.text.templates import ChatTemplate
+from app.engine.text.tokenizer import Tokenizer
+from app.engine.trace import Trace
+from app.errors import DeviceLost
+
+#: Called on a thread of its own when devices are lost; returns an executor over stages that stand again.
+Recovery = Callable[[Executor, DeviceLost], Executor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineParts:
+    """What bootstrap builds and the engine runs."""
+
+    info: ModelInfo
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    config: SchedulerConfig
+    executor: Executor
+    grammars: Grammars | None = None
+    recovery: Recovery | None = None
+    max_in_flight: int = 2
+    trace: Trace | None = None
