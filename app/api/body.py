@@ -7,11 +7,16 @@ import json
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import anyio
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from pydantic_core import from_json
 from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
+
+#: How much of a refused body is read and dropped, and for how long, so that its sender gets to reading the answer.
+DROP_BYTES, DROP_S = 256 << 20, 10.0
 
 
 def parse_json(body: bytes) -> Any:
@@ -33,12 +38,12 @@ class JsonRequest(Request):
             limit = self.app.state.api.options.limits.body_bytes
             announced = self.headers.get("content-length", "")
             if announced.isdecimal() and int(announced) > limit:
-                raise too_large(limit)
+                raise TooLarge(limit, has_rest=True)
             chunks, size = [], 0
             async for chunk in self.stream():
                 size += len(chunk)
                 if size > limit:
-                    raise too_large(limit)
+                    raise TooLarge(limit, has_rest=not self._stream_consumed)
                 chunks.append(chunk)
             self._body = b"".join(chunks)
         return self._body
@@ -47,9 +52,34 @@ class JsonRequest(Request):
         return parse_json(await self.body())
 
 
-def too_large(limit_bytes: int) -> HTTPException:
-    """The framework passes only its own exception through while it reads a body."""
-    return HTTPException(413, f"the body is larger than {limit_bytes} bytes", {"Connection": "close"})
+class TooLarge(HTTPException):
+    """A body above the limit. `has_rest`: not all of it was read.
+
+    The framework passes only its own exception through while it reads a body.
+    """
+
+    def __init__(self, limit_bytes: int, *, has_rest: bool) -> None:
+        super().__init__(413, f"the body is larger than {limit_bytes} bytes", {"Connection": "close"})
+        self.has_rest = has_rest
+
+
+class EarlyAnswer(JSONResponse):
+    """Sent while the body still arrives, whose rest is read and dropped, up to a bound.
+
+    Closing a connection with bytes unread resets it, and clients that send first and read then lose the answer.
+    """
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers, body = self.raw_headers, bytes(self.body)
+        await send({"type": "http.response.start", "status": self.status_code, "headers": headers})
+        await send({"type": "http.response.body", "body": body, "more_body": True})
+        with anyio.move_on_after(DROP_S):
+            dropped, more = 0, True
+            while more and dropped < DROP_BYTES:
+                message = await receive()
+                dropped += len(message.get("body", b""))
+                more = message["type"] == "http.request" and message.get("more_body", False)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 class JsonRoute(APIRoute):

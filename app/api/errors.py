@@ -14,6 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
 from app import errors
+from app.api.body import EarlyAnswer, TooLarge
 
 log = logging.getLogger(__name__)
 
@@ -164,7 +165,8 @@ def install(app: FastAPI) -> None:
             404: f"no such route: {request.method} {request.url.path}",
             405: f"{request.url.path} does not take {request.method}",
         }.get(error.status_code, str(error.detail))
-        return JSONResponse(envelope(message, kind), kind.status, error.headers)
+        answer = EarlyAnswer if isinstance(error, TooLarge) and error.has_rest else JSONResponse
+        return answer(envelope(message, kind), kind.status, error.headers)
 
     app.add_exception_handler(errors.TandemError, on_tandem_error)
     app.add_exception_handler(RequestValidationError, on_validation_error)
