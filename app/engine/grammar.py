@@ -7,6 +7,7 @@ refusals of a request, and compiled grammars are kept, since clients send the sa
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -27,6 +28,7 @@ _KEPT, _MOST_CHARS = 64, 1 << 20
 #: White space between the parts of a JSON text: free to be pretty, but not without end.
 _WHITESPACE = r"[ ]?|\n[ \t]{0,32}"
 _MESSAGE_CHARS = 300
+_DUMP = re.compile(r"<state>|\n *\d+ \| ")
 
 
 class Matcher:
@@ -90,9 +92,14 @@ def _compile(constraint: Constraint, vocabulary: LLTokenizer) -> LLMatcher:
             f"{constraint.param} has {len(constraint.source)} characters, at most {_MOST_CHARS} are compiled",
             param=constraint.param,
         )
-    matcher = LLMatcher(vocabulary, _source(constraint), log_level=0)
-    if not matcher.is_error():
-        matcher.compute_bitmask()
+    try:
+        matcher = LLMatcher(vocabulary, _source(constraint), log_level=0)
+        if not matcher.is_error():
+            matcher.compute_bitmask()
+    except InvalidParameter:
+        raise
+    except Exception as error:  # whatever the library raises, it is about what the client sent
+        raise _refusal(constraint, _short(str(error))) from error
     if matcher.is_error():
         raise _refusal(constraint, _short(matcher.get_error()))
     if matcher.is_stopped() and not matcher.is_accepting():
@@ -109,10 +116,7 @@ def _source(constraint: Constraint) -> str:
     if constraint.kind == "regex":
         return LLMatcher.grammar_from_regex(ascii_classes(constraint.source))
     if constraint.kind == "gbnf":
-        try:
-            return LLMatcher.grammar_from_lark(gbnf_to_lark(constraint.source))
-        except Exception as error:  # the converter raises no narrower class for a missing root
-            raise _refusal(constraint, _short(str(error))) from error
+        return LLMatcher.grammar_from_lark(gbnf_to_lark(constraint.source))
     return LLMatcher.grammar_from_lark(constraint.source)
 
 
@@ -121,8 +125,8 @@ def _refusal(constraint: Constraint, reason: str) -> InvalidParameter:
 
 
 def _short(message: str) -> str:
-    """What llguidance says, without its dumps of the parser's state."""
-    text = " ".join(message.split("<state>")[0].split())
+    """What llguidance says, without its dumps of the parser's state and of the source's lines."""
+    text = " ".join(_DUMP.split(message)[0].split())
     return text if len(text) <= _MESSAGE_CHARS else f"{text[:_MESSAGE_CHARS]}..."
 
 
