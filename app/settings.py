@@ -223,7 +223,7 @@ class ServeSettings(CommonSettings):
     repeat_penalty: float = option(
         1.0,
         "--repeat-penalty",
-        convert=real(0.001),
+        convert=real(0.01, 100),
         metavar="X",
         help="Divide repeated logits; 1: off.",
         panel=SAMPLING,

@@ -34,9 +34,7 @@ router = APIRouter(route_class=JsonRoute, tags=["chat"])
 async def chat_completions(request: Request, body: ChatRequest, api: ApiDep) -> Response:
     """Continue a conversation by one assistant message, whole or as a stream of server-sent events."""
     api.check_model(body.model)
-    params = chat_params(body, api)
-    prompt = await api.in_thread(lambda: chat_prompt(body, api, datetime.now()))
-    params, use = await api.in_thread(lambda: held_to_form(params, body, prompt, api))
+    params, prompt, use = await api.in_thread(lambda: understood(body, api))
     shape = shape_of(
         body,
         api,
@@ -67,6 +65,14 @@ async def chat_completions(request: Request, body: ChatRequest, api: ApiDep) -> 
     if body.stream:
         return streamed(running, shape, api, lambda i: ChatChunks(shape, i), new_choice=new_choice, n=params.n)
     return await running.whole(request, lambda: whole_chat(running, shape, new_choice))
+
+
+def understood(body: ChatRequest, api: Api) -> tuple[Wanted, ChatPrompt, ToolUse | None]:
+    """All about the request that may take long to find out."""
+    params = chat_params(body, api)
+    prompt = chat_prompt(body, api, datetime.now())
+    params, use = held_to_form(params, body, prompt, api)
+    return params, prompt, use
 
 
 def held_to_form(params: Wanted, body: ChatRequest, prompt: ChatPrompt, api: Api) -> tuple[Wanted, ToolUse | None]:

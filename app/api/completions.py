@@ -34,9 +34,7 @@ router = APIRouter(route_class=JsonRoute, tags=["completions"])
 async def completions(request: Request, body: CompletionRequest, api: ApiDep) -> Response:
     """Continue each prompt; choice `prompt * n + i` is the i-th of its prompt."""
     api.check_model(body.model)
-    params = completion_params(body, api)
-    prompts = await api.in_thread(lambda: prompts_of(body, api))
-    await api.in_thread(lambda: check(params.constraint, api))
+    params, prompts = await api.in_thread(lambda: understood(body, api))
     shape = shape_of(
         body,
         api,
@@ -65,6 +63,14 @@ class Prompt:
 
     tokens: tuple[int, ...]
     echo: Echo
+
+
+def understood(body: CompletionRequest, api: Api) -> tuple[Wanted, list[Prompt]]:
+    """All about the request that may take long to find out."""
+    params = completion_params(body, api)
+    prompts = prompts_of(body, api)
+    check(params.constraint, api)
+    return params, prompts
 
 
 def prompts_of(body: CompletionRequest, api: Api) -> list[Prompt]:

@@ -22,7 +22,6 @@ class ApiLimits:
     breaker_chars: int = 64
     biases: int = 4096
     bias_chars: int = 256
-    messages: int = 4096
     top_logprobs: int = 20
     embedding_inputs: int = 2048
 

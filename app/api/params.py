@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from app.api.constraints import constraint_of
 from app.api.context import Api
+from app.api.options import ApiLimits
 from app.api.samplers import switched
 from app.api.schemas.chat import ChatRequest
 from app.api.schemas.completions import CompletionRequest, InfillRequest
@@ -104,13 +105,15 @@ def refuse_unsupported(body: SamplingFields) -> None:
 
 
 def wanted(body: GenerationFields, api: Api, *, max_tokens: int | None, n_logprobs: int | None) -> Wanted:
-    """Check everything that needs no prompt."""
+    """Check everything that needs no prompt, and have the engine prepare for it. May take long: run it in a thread."""
     refuse_unsupported(body)
     n = body.n or 1
     if n > api.options.limits.choices:
         raise InvalidParameter(f"n is {n}, at most {api.options.limits.choices} choices are given", param="n")
+    sampling = sampling_params(body, api, n_logprobs)
+    api.service.prepare(sampling)
     return Wanted(
-        sampling=sampling_params(body, api, n_logprobs),
+        sampling=sampling,
         n=n,
         max_tokens=max_tokens,
         stop=stop_strings(body.stop, api),
@@ -127,9 +130,9 @@ def sampling_params(body: SamplingFields, api: Api, n_logprobs: int | None) -> S
     if body.repetition_penalty is not None and body.repeat_penalty is None:
         given["repeat_penalty"] = body.repetition_penalty
     if body.dry_sequence_breakers is not None:
-        given["dry_sequence_breakers"] = tuple(body.dry_sequence_breakers)
+        given["dry_sequence_breakers"] = breakers(body.dry_sequence_breakers, api.options.limits)
     if body.logit_bias is not None:
-        given["logit_bias"] = logit_bias(body.logit_bias, api.service.tokenizer)
+        given["logit_bias"] = logit_bias(body.logit_bias, api.service.tokenizer, api.options.limits)
     if body.seed is not None:
         given["seed"] = None if body.seed == -1 else body.seed % SEED_MODULUS
     if body.samplers is not None:
@@ -137,13 +140,34 @@ def sampling_params(body: SamplingFields, api: Api, n_logprobs: int | None) -> S
     return replace(api.options.sampling, n_logprobs=n_logprobs, **given)
 
 
+def breakers(given: Sequence[str], limits: ApiLimits) -> tuple[str, ...]:
+    """DRY's sequence breakers, in bounds."""
+    name = "dry_sequence_breakers"
+    if len(given) > limits.breakers:
+        raise InvalidParameter(f"{name} has {len(given)} strings, at most {limits.breakers} are taken", param=name)
+    if any(len(breaker) > limits.breaker_chars for breaker in given):
+        raise InvalidParameter(f"{name} must have at most {limits.breaker_chars} characters each", param=name)
+    return tuple(given)
+
+
 def logit_bias(
-    given: Mapping[str, float | bool] | Sequence[tuple[int | str, float | bool]], tokenizer: Tokenizer
+    given: Mapping[str, float | bool] | Sequence[tuple[int | str, float | bool]],
+    tokenizer: Tokenizer,
+    limits: ApiLimits,
 ) -> dict[int, float]:
     """Token id -> bias, from an object keyed by ids or from pairs that may name text. False bans a token."""
+    if len(given) > limits.biases:
+        raise InvalidParameter(
+            f"logit_bias has {len(given)} entries, at most {limits.biases} are taken", param="logit_bias"
+        )
     pairs = [(token_id(key), value) for key, value in given.items()] if isinstance(given, Mapping) else given
     biases: dict[int, float] = {}
     for key, value in pairs:
+        if isinstance(key, str) and len(key) > limits.bias_chars:
+            raise InvalidParameter(
+                f"logit_bias names a text of {len(key)} characters, at most {limits.bias_chars} are taken",
+                param="logit_bias",
+            )
         tokens = [key] if isinstance(key, int) else tokenizer.encode(key, add_special=False, parse_special=True)
         for token in tokens:
             if not 0 <= token < tokenizer.vocab_size:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 
 router = APIRouter(route_class=JsonRoute, tags=["text"])
 
+TOKENS_AT_ONCE = 4096
+
 
 @router.post("/tokenize", **answers(Tokens, READING))
 @router.post("/v1/tokenize", include_in_schema=False)
@@ -28,9 +32,8 @@ async def tokenize(body: TokenizeRequest, api: ApiDep) -> Response:
     """The tokens of a text; special tokens are recognised unless `parse_special` is false."""
     api.check_loaded()
     tokenizer = api.service.tokenizer
-    tokens = await api.in_thread(lambda: tokens_of(body, tokenizer))
-    answer: list[Any] = [piece_object(token, tokenizer) for token in tokens] if body.with_pieces else tokens
-    return JSONResponse({"tokens": answer})
+    content = await api.in_thread(lambda: tokens_json(tokens_of(body, tokenizer), body, tokenizer))
+    return Response(content, media_type="application/json")
 
 
 @router.post("/detokenize", **answers(Content, READING))
@@ -39,8 +42,11 @@ async def detokenize(body: DetokenizeRequest, api: ApiDep) -> Response:
     """The text of tokens, special ones included."""
     api.check_loaded()
     tokenizer = api.service.tokenizer
-    tokens = checked_ids(body.tokens, tokenizer, "tokens")
-    return JSONResponse({"content": await api.in_thread(lambda: tokenizer.decode(tokens, show_special=True))})
+
+    def text() -> str:
+        return tokenizer.decode(checked_ids(body.tokens, tokenizer, "tokens"), show_special=True)
+
+    return JSONResponse({"content": await api.in_thread(text)})
 
 
 @router.post("/apply-template", **answers(RenderedPrompt, READING))
@@ -62,6 +68,17 @@ def tokens_of(body: TokenizeRequest, tokenizer: Tokenizer) -> list[int]:
             first = bool(body.add_special) and i == 0
             tokens += tokenizer.encode(part, add_special=first, parse_special=parse_special)
     return tokens
+
+
+def tokens_json(tokens: Sequence[int], body: TokenizeRequest, tokenizer: Tokenizer) -> bytes:
+    """The answer of /tokenize, written a part at a time: while JSON is written, no other thread runs."""
+    parts: list[str] = []
+    for at in range(0, len(tokens), TOKENS_AT_ONCE):
+        part: Sequence[Any] = tokens[at : at + TOKENS_AT_ONCE]
+        if body.with_pieces:
+            part = [piece_object(token, tokenizer) for token in part]
+        parts.append(json.dumps(part, ensure_ascii=False, separators=(",", ":"))[1:-1])
+    return f'{{"tokens":[{",".join(parts)}]}}'.encode()
 
 
 def piece_object(token: int, tokenizer: Tokenizer) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from typing import Any
 
 import httpx
@@ -85,6 +86,18 @@ WRONG: list[tuple[str, Any]] = [
     ("logit_bias", {"5": True}),
     ("logit_bias", {"5": "1"}),
     ("logit_bias", 5),
+    ("logit_bias", [["long " * 60, 5]]),
+    ("logit_bias", [[5, 1]] * 5000),
+    ("logit_bias", {str(i): 1 for i in range(5000)}),
+    ("dry_sequence_breakers", ["x"] * 17),
+    ("dry_sequence_breakers", ["x" * 65]),
+    ("dry_sequence_breakers", [5] * 1000),
+    ("messages", [{"role": "user", "content": ""}] * 5000),
+    ("repeat_penalty", 1e-45),
+    ("repetition_penalty", 0.005),
+    ("json_schema", {"type": "integer", "minimum": 10**30}),
+    ("json_schema", {"enum": [10**400]}),
+    ("json_schema", {"type": "array", "maxItems": 2**65}),
     ("logprobs", 5),
     ("top_logprobs", 3),
     ("tools", [{"type": "function", "function": {"name": 5}}]),
@@ -247,3 +260,34 @@ async def test_far_too_long_prompts_are_not_tokenized_whole(engine: FakeEngine, 
             assert "at least" in error["message"] and "4096" in error["message"]
             assert 4096 < error["n_prompt_tokens"] < 200_000
     assert longest < (1 if can_tell else 40_000)
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/infill", CHAT])
+async def test_the_engine_prepares_off_the_event_loop(client: httpx.AsyncClient, engine: FakeEngine, path: str) -> None:
+    given = {"messages": HI, "prompt": "x", "input_prefix": "a", "input_suffix": "b"}
+    body = {**given, "dry_multiplier": 0.5, "dry_sequence_breakers": ["x" * 64] * 16, "max_tokens": 1}
+    assert (await client.post(path, json=body)).status_code == 200
+    (prepared,) = engine.prepared
+    assert prepared[0].dry_sequence_breakers == ("x" * 64,) * 16
+    assert prepared[1] is not threading.current_thread()
+
+
+@pytest.mark.parametrize("path", ["/detokenize", "/tokenize", "/v1/completions"])
+async def test_too_many_tokens_are_refused_by_one_line(client: httpx.AsyncClient, path: str) -> None:
+    field = {"/detokenize": "tokens", "/tokenize": "content"}.get(path, "prompt")
+    for content in (b"5", b"-5"):
+        body = b'{"%s":[%s]}' % (field.encode(), b",".join([content] * ((1 << 20) + 1)))
+        response = await client.post(path, content=body)
+        error = response.json()["error"]
+        is_error(response, 400, param=error["param"])
+        assert names(error["param"], field) and len(response.content) < 1000
+
+
+async def test_many_tokens_are_answered_in_order(client: httpx.AsyncClient) -> None:
+    text = "abc" * 5000
+    tokens = (await client.post("/tokenize", json={"content": text})).json()["tokens"]
+    assert bytes(tokens).decode() == text
+    assert (await client.post("/tokenize", json={"content": ""})).json() == {"tokens": []}
+    pieces = (await client.post("/tokenize", json={"content": text, "with_pieces": True})).json()["tokens"]
+    assert "".join(piece["piece"] for piece in pieces) == text
+    assert (await client.post("/detokenize", json={"tokens": tokens})).json() == {"content": text}

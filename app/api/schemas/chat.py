@@ -83,7 +83,7 @@ class Tool(RequestModel):
 class ChatRequest(GenerationFields):
     """A conversation to continue by one assistant message."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=4096, fail_fast=True)]
     max_tokens: Annotated[Int, Field(ge=0)] | None = None
     max_completion_tokens: Annotated[Int, Field(ge=0, description="Wins over max_tokens")] | None = None
     n_predict: Annotated[Int, Field(ge=-1, description="llama-server's name of max_tokens; -1: no limit")] | None = None

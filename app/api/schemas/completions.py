@@ -9,7 +9,10 @@ from pydantic import Field
 from app.api.schemas.base import Int, RequestModel, TokenId
 from app.api.schemas.sampling import GenerationFields, StreamOptions
 
-TokenIds = Annotated[list[TokenId], Field(min_length=1)]
+#: More than any model's context holds.
+MOST_IDS, MOST_TEXTS = 1 << 20, 4096
+TokenIds = Annotated[list[TokenId], Field(min_length=1, max_length=MOST_IDS, fail_fast=True)]
+Texts = Annotated[list[str | TokenIds], Field(min_length=1, max_length=MOST_TEXTS, fail_fast=True)]
 MaxTokens = Annotated[Int, Field(ge=0)]
 NPredict = Annotated[Int, Field(ge=-1, description="llama-server's name of max_tokens; -1: no limit")]
 
@@ -18,7 +21,7 @@ class CompletionRequest(GenerationFields):
     """Text to go on from: one prompt or several, as strings or as token ids."""
 
     prompt: Annotated[
-        str | TokenIds | Annotated[list[str | TokenIds], Field(min_length=1)],
+        str | TokenIds | Texts,
         Field(description="A string, a list of token ids, or a list of either"),
     ]
     max_tokens: MaxTokens | None = None

@@ -12,6 +12,7 @@ Probability = Annotated[float, Field(ge=0, le=1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Bias = Annotated[float, Field(ge=-100, le=100)] | Literal[False]
 BiasPair = Annotated[tuple[TokenId | str, Bias], Strict(False)]
+RepeatPenalty = Annotated[float, Field(ge=0.01, le=100)]
 NotNegative = Annotated[float, Field(ge=0)]
 
 
@@ -36,16 +37,16 @@ class SamplingFields(RequestModel):
     min_keep: Annotated[Int, Field(ge=0, le=2**31 - 1)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    repeat_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=100, description="Another name of repeat_penalty")] | None = (
-        None
-    )
+    repeat_penalty: RepeatPenalty | None = None
+    repetition_penalty: (
+        Annotated[float, Field(ge=0.01, le=100, description="Another name of repeat_penalty")] | None
+    ) = None
     repeat_last_n: Annotated[Int, Field(ge=-1, le=2**31 - 1, description="-1: the whole context")] | None = None
     dry_multiplier: NotNegative | None = None
     dry_base: NotNegative | None = None
     dry_allowed_length: Annotated[Int, Field(ge=0, le=2**31 - 1)] | None = None
     dry_penalty_last_n: Annotated[Int, Field(ge=-1, le=2**31 - 1)] | None = None
-    dry_sequence_breakers: list[str] | None = None
+    dry_sequence_breakers: Annotated[list[str], Field(fail_fast=True)] | None = None
     xtc_probability: Probability | None = None
     xtc_threshold: Probability | None = None
     mirostat: Annotated[Int, Field(ge=0, le=2)] | None = None
@@ -55,7 +56,7 @@ class SamplingFields(RequestModel):
     ignore_eos: bool | None = None
     logit_bias: (
         Annotated[
-            dict[str, Bias] | list[BiasPair],
+            dict[str, Bias] | Annotated[list[BiasPair], Field(fail_fast=True)],
             Field(description="Token ids to biases from -100 to 100; false bans a token. Pairs may name text instead"),
         ]
         | None

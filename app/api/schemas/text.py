@@ -7,13 +7,13 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from app.api.schemas.base import Int, RequestModel, TokenId
-from app.api.schemas.completions import TokenIds
+from app.api.schemas.completions import MOST_IDS, Texts, TokenIds
 
 
 class TokenizeRequest(RequestModel):
     """Text to cut into tokens. Pieces of a list may be token ids already."""
 
-    content: str | list[str | TokenId]
+    content: str | Annotated[list[str | TokenId], Field(max_length=MOST_IDS, fail_fast=True)]
     add_special: bool | None = None
     parse_special: bool | None = None
     with_pieces: bool | None = None
@@ -22,14 +22,14 @@ class TokenizeRequest(RequestModel):
 class DetokenizeRequest(RequestModel):
     """Tokens to put together."""
 
-    tokens: list[TokenId]
+    tokens: Annotated[list[TokenId], Field(max_length=MOST_IDS, fail_fast=True)]
 
 
 class EmbeddingRequest(RequestModel):
     """Texts to place in the model's vector space."""
 
     input: Annotated[
-        str | TokenIds | Annotated[list[str | TokenIds], Field(min_length=1)],
+        str | TokenIds | Texts,
         Field(description="A string, a list of token ids, or a list of either"),
     ]
     model: Annotated[str, Field(max_length=1024)] | None = None
