@@ -29,10 +29,10 @@ _POLL_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Grace:
-    """Seconds that things may take: a worker to listen, a child to end after SIGTERM."""
+    """Seconds that things may take: a worker to listen, a child to end after SIGTERM (a server drains for 30)."""
 
     start_s: float = 60.0
-    stop_s: float = 30.0
+    stop_s: float = 40.0
 
 
 @dataclass(frozen=True, slots=True)
