@@ -174,6 +174,24 @@ class Gated(NumpyDevice):
         super().run(handle)  # type: ignore[arg-type]
 
 
+def test_what_was_prepared_is_not_done_again_at_submit(open_: OpenEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = open_()
+    dry = SamplingParams(temperature=0.0, dry_multiplier=0.5, dry_sequence_breakers=("ab", "x" * 64))
+    engine.prepare(dry)
+    engine.prepare(dry)
+
+    def refuse(*_: object, **__: object) -> bytes:
+        raise AssertionError("submit went through the vocabulary")
+
+    async def run() -> str:
+        with monkeypatch.context() as patch:
+            patch.setattr("app.engine.sampling.find_breakers", refuse)
+            stream = engine.submit(request("r", PROMPT, sampling=dry, max_tokens=3))
+        return text_of([event async for event in stream])
+
+    assert asyncio.run(run())
+
+
 def test_a_full_queue_refuses_and_aborts_free_their_places(open_: OpenEngine) -> None:
     device = Gated()
     engine = open_(device=device, n_slots=1, max_queue=1)

@@ -22,6 +22,8 @@ _MAX_TAIL = 20
 
 #: log of the largest float32: penalties beyond it would overflow.
 _MAX_LOG = 88.7228391
+#: The most DRY takes away; a float32 is left whatever the logit was.
+_MAX_PENALTY = 3e38
 
 
 class History:
@@ -103,7 +105,8 @@ class Dry:
             strongest[token] = max(length, strongest.get(token, 0))
         for token, length in strongest.items():
             if () not in self._breakers.get(token, ()):
-                logits[token] -= np.float32(params.dry_multiplier * params.dry_base ** (length - allowed))
+                penalty = params.dry_multiplier * params.dry_base ** (length - allowed)
+                logits[token] -= np.float32(min(penalty, _MAX_PENALTY))
 
     def _since_breaker(self, window: NDArray[np.int64]) -> int:
         """Tokens since the last breaker; the window's length when there is none in it."""

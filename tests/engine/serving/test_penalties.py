@@ -82,6 +82,24 @@ def test_dry_of_a_text_that_repeats_one_token_for_ever_is_finite() -> None:
     assert logits[[0, 2, 3, 4, 5, 6, 7]].tolist() == LOGITS[[0, 2, 3, 4, 5, 6, 7]].tolist()
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(dry_multiplier=1e308),
+        SamplingParams(dry_multiplier=1e300, dry_base=1e308, dry_allowed_length=0),
+        SamplingParams(dry_multiplier=5.0, dry_base=1.75, dry_allowed_length=0),
+        SamplingParams(repeat_penalty=0.01, presence_penalty=-2.0, frequency_penalty=-2.0),
+        SamplingParams(repeat_penalty=100.0, presence_penalty=2.0, frequency_penalty=2.0),
+    ],
+)
+def test_the_strongest_penalties_leave_finite_numbers(params: SamplingParams) -> None:
+    logits, history = LOGITS.copy(), History([1] * 400)
+    RecentCounts(history, -1).penalize(logits, params)
+    Dry(params, {}, N_VOCAB).penalize(logits, history)
+    assert np.isfinite(logits).all() and logits[1] != LOGITS[1]
+
+
 def test_breakers_are_found_in_tokens_and_across_them() -> None:
     pieces = [b"a", b":", b"x: y", b"\n", b"a<", b"b", b"<e", b"<end>", b"nd>"]
     found = find_breakers([":", "<end>", ""], pieces, lambda text: [8] if text == b"nd>" else [99, len(text)])
