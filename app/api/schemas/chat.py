@@ -39,7 +39,7 @@ class Message(RequestModel):
     """One message of the conversation."""
 
     role: Role
-    content: str | list[ContentPart] | None = None
+    content: str | Annotated[list[ContentPart], Field(max_length=4096, fail_fast=True)] | None = None
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
@@ -97,7 +97,7 @@ class ChatRequest(GenerationFields):
     continue_final_message: bool | None = None
     response_format: ResponseFormat | None = None
     tool_choice: str | dict[str, Any] | None = None
-    tools: list[Tool] | None = None
+    tools: Annotated[list[Tool], Field(max_length=1024, fail_fast=True)] | None = None
     parallel_tool_calls: bool | None = None
     functions: Any = None
     function_call: Any = None

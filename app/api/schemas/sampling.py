@@ -13,6 +13,7 @@ Penalty = Annotated[float, Field(ge=-2, le=2)]
 Bias = Annotated[float, Field(ge=-100, le=100)] | Literal[False]
 BiasPair = Annotated[tuple[TokenId | str, Bias], Strict(False)]
 RepeatPenalty = Annotated[float, Field(ge=0.01, le=100)]
+Choices = Annotated[list[str], Field(max_length=16384, fail_fast=True)]
 NotNegative = Annotated[float, Field(ge=0)]
 
 
@@ -21,7 +22,7 @@ class StructuredOutputs(RequestModel):
 
     json_: Annotated[dict[str, Any] | str | None, Field(alias="json")] = None
     regex: str | None = None
-    choice: list[str] | None = None
+    choice: Choices | None = None
     grammar: Annotated[str | None, Field(description="GBNF, or a grammar in Lark's notation")] = None
     json_object: bool | None = None
 
@@ -56,7 +57,8 @@ class SamplingFields(RequestModel):
     ignore_eos: bool | None = None
     logit_bias: (
         Annotated[
-            dict[str, Bias] | Annotated[list[BiasPair], Field(fail_fast=True)],
+            Annotated[dict[str, Bias], Field(max_length=4096)]
+            | Annotated[list[BiasPair], Field(max_length=4096, fail_fast=True)],
             Field(description="Token ids to biases from -100 to 100; false bans a token. Pairs may name text instead"),
         ]
         | None
@@ -76,7 +78,7 @@ class SamplingFields(RequestModel):
     structured_outputs: StructuredOutputs | None = None
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = None
-    guided_choice: list[str] | None = None
+    guided_choice: Choices | None = None
     guided_grammar: str | None = None
     lora: Any = None
     reasoning_budget: Any = None
