@@ -6,6 +6,8 @@
 // a half float and a small integer, hence exact.
 #pragma once
 
+#include <utility>
+
 #include "pack.h"
 #include "simd.h"
 
@@ -18,12 +20,10 @@ TANDEM_INLINE vb load_bytes(const uint8_t *p) {
 }
 TANDEM_INLINE vb chunk(const uint8_t *field, int c, int part) { return load_bytes(field + 64 * c + 4 * kNative * part); }
 typedef uint16_t v16 __attribute__((vector_size(4 * kNative)));
-template <int kShift>
-TANDEM_INLINE vb shifted(vb v, uint8_t mask) {
-    return (vb)((v16)v >> kShift) & mask;
+// Bits moved up by `places` (down if negative), and masked.
+TANDEM_INLINE vb moved(vb v, int places, uint8_t mask) {
+    return (vb)(places >= 0 ? (v16)v << places : (v16)v >> -places) & mask;
 }
-TANDEM_INLINE vb shifted(vb v, int shift, uint8_t mask) { return (vb)((v16)v >> shift) & mask; }
-TANDEM_INLINE vb shifted_up(vb v, int shift, uint8_t mask) { return (vb)((v16)v << shift) & mask; }
 TANDEM_INLINE vf half_scale(const uint8_t *field, int part) { return load_f16(field + 2 * kNative * part); }
 template <class Narrow>
 TANDEM_INLINE vi byte_scale(const uint8_t *field, int j, int part) {
@@ -48,12 +48,28 @@ struct Shape {
     using Kind = ::tandem::TANDEM_ISA::Kind<kMax_, kOffset_, kMin_, kSub_>;
 };
 
+// Calls f(i) for i below kN. Unrolled, i is a constant and so are all shifts and places made of it, which is what a lone
+// token needs; rolled, the code of several tokens stays short.
+template <int kN, bool kUnrolled, class F>
+TANDEM_INLINE void each_index(F f) {
+    if constexpr (kUnrolled) {
+        [&]<int... kI>(std::integer_sequence<int, kI...>) [[gnu::always_inline]] {
+            (f(std::integral_constant<int, kI>()), ...);
+        }(std::make_integer_sequence<int, kN>());
+    } else {
+        TANDEM_ROLLED
+        for (int i = 0; i < kN; ++i) {
+            f(i);
+        }
+    }
+}
+
 TANDEM_INLINE void nibbles(const uint8_t *quants, int part, vb *w) {
     TANDEM_UNROLL
     for (int c = 0; c < 4; ++c) {
         const vb v = chunk(quants, c, part);
         w[c] = v & (uint8_t)15;
-        w[c + 4] = shifted<4>(v, 15);
+        w[c + 4] = moved(v, -4, 15);
     }
 }
 
@@ -62,13 +78,13 @@ TANDEM_INLINE void fifth_bits(const uint8_t *field, int part, vb *w) {
     const vb bits = chunk(field, 0, part);
     TANDEM_UNROLL
     for (int c = 0; c < 4; ++c) {
-        w[c] |= shifted_up(bits, 4 - c, 16);
-        w[c + 4] |= shifted(bits, c, 16);
+        w[c] |= moved(bits, 4 - c, 16);
+        w[c + 4] |= moved(bits, -c, 16);
     }
 }
 
 struct Q4_0 : Shape<32, 288, 15, 8, false, 32> {
-    template <class Emit>
+    template <bool kUnrolled, class Emit>
     TANDEM_INLINE static void decode(const uint8_t *p, int part, Emit emit) {
         vb w[8];
         nibbles(p + 32, part, w);
@@ -77,7 +93,7 @@ struct Q4_0 : Shape<32, 288, 15, 8, false, 32> {
 };
 
 struct Q4_1 : Shape<32, 320, 15, 0, true, 32> {
-    template <class Emit>
+    template <bool kUnrolled, class Emit>
     TANDEM_INLINE static void decode(const uint8_t *p, int part, Emit emit) {
         vb w[8];
         nibbles(p + 64, part, w);
@@ -86,7 +102,7 @@ struct Q4_1 : Shape<32, 320, 15, 0, true, 32> {
 };
 
 struct Q5_0 : Shape<32, 352, 31, 16, false, 32> {
-    template <class Emit>
+    template <bool kUnrolled, class Emit>
     TANDEM_INLINE static void decode(const uint8_t *p, int part, Emit emit) {
         vb w[8];
         nibbles(p + 96, part, w);
@@ -96,7 +112,7 @@ struct Q5_0 : Shape<32, 352, 31, 16, false, 32> {
 };
 
 struct Q5_1 : Shape<32, 384, 31, 0, true, 32> {
-    template <class Emit>
+    template <bool kUnrolled, class Emit>
     TANDEM_INLINE static void decode(const uint8_t *p, int part, Emit emit) {
         vb w[8];
         nibbles(p + 128, part, w);
@@ -106,7 +122,7 @@ struct Q5_1 : Shape<32, 384, 31, 0, true, 32> {
 };
 
 struct Q8_0 : Shape<32, 544, 128, 0, false, 32> {
-    template <class Emit>
+    template <bool kUnrolled, class Emit>
     TANDEM_INLINE static void decode(const uint8_t *p, int part, Emit emit) {
         vb w[8];
         TANDEM_UNROLL
@@ -132,7 +148,7 @@ TANDEM_INLINE Codebook signed_codebook(const int8_t (&values)[16]) {
 constexpr int8_t kIq4Values[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 
 struct IQ4_NL : Shape<32, 288, 128, 0, false, 32> {
-    template <class Emit>
+    template <bool kUnrolled, class Emit>
     TANDEM_INLINE static void decode(const uint8_t *p, int part, Emit emit) {
         const Codebook book = signed_codebook(kIq4Values);
         vb w[8];
@@ -149,7 +165,7 @@ struct IQ4_NL : Shape<32, 288, 128, 0, false, 32> {
 constexpr uint8_t kMxfp4Values[16] = {16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4};
 
 struct MXFP4 : Shape<32, 272, 31, 16, false, 32> {
-    template <class Emit>
+    template <bool kUnrolled, class Emit>
     TANDEM_INLINE static void decode(const uint8_t *p, int part, Emit emit) {
         vb w[8];
         nibbles(p + 16, part, w);
@@ -184,56 +200,53 @@ TANDEM_INLINE void k_scales(const uint8_t *field, const uint8_t *halves, int par
 }
 
 struct Q4_K : Shape<256, 2304, 15, 0, true, 32> {
-    template <class Emit>
+    template <bool kUnrolled, class Emit>
     TANDEM_INLINE static void decode(const uint8_t *p, int part, Emit emit) {
         KScales s;
         k_scales(p + 64, p, part, s);
-        TANDEM_ROLLED
-        for (int pair = 0; pair < 4; ++pair) {
+        each_index<4, kUnrolled>([&](auto pair) [[gnu::always_inline]] {
             vb low[8], high[8];
             TANDEM_UNROLL
             for (int c = 0; c < 8; ++c) {
                 const vb v = chunk(p + 256 + 512 * pair, c, part);
                 low[c] = v & (uint8_t)15;
-                high[c] = shifted<4>(v, 15);
+                high[c] = moved(v, -4, 15);
             }
             emit(2 * pair, low, s.scale[2 * pair], s.minimum[2 * pair], vf{}, vf{});
             emit(2 * pair + 1, high, s.scale[2 * pair + 1], s.minimum[2 * pair + 1], vf{}, vf{});
-        }
+        });
     }
 };
 
 struct Q5_K : Shape<256, 2816, 31, 0, true, 32> {
-    template <class Emit>
+    template <bool kUnrolled, class Emit>
     TANDEM_INLINE static void decode(const uint8_t *p, int part, Emit emit) {
         // The first quarter of the quants alternates with the high bits of all.
         const uint8_t *first = p + 256;
         KScales s;
         k_scales(p + 64, p, part, s);
-        TANDEM_ROLLED
-        for (int pair = 0; pair < 4; ++pair) {
+        each_index<4, kUnrolled>([&](auto pair) [[gnu::always_inline]] {
             const uint8_t *quants = pair == 0 ? first : p + 768 + 512 * pair;
             const int stride = pair == 0 ? 2 : 1;
             vb low[8], high[8];
             TANDEM_UNROLL
             for (int c = 0; c < 8; ++c) {
                 const vb v = chunk(quants, stride * c, part);
-                const vb bits = (vb)((v16)chunk(first, 2 * c + 1, part) >> (2 * pair));
-                low[c] = (v & (uint8_t)15) | shifted_up(bits, 4, 16);
-                high[c] = shifted<4>(v, 15) | shifted_up(bits, 3, 16);
+                const vb bits = chunk(first, 2 * c + 1, part);
+                low[c] = (v & (uint8_t)15) | moved(bits, 4 - 2 * pair, 16);
+                high[c] = moved(v, -4, 15) | moved(bits, 3 - 2 * pair, 16);
             }
             emit(2 * pair, low, s.scale[2 * pair], s.minimum[2 * pair], vf{}, vf{});
             emit(2 * pair + 1, high, s.scale[2 * pair + 1], s.minimum[2 * pair + 1], vf{}, vf{});
-        }
+        });
     }
 };
 
 struct Q6_K : Shape<256, 3360, 63, 32, false, 16> {
-    template <class Emit>
+    template <bool kUnrolled, class Emit>
     TANDEM_INLINE static void decode(const uint8_t *p, int part, Emit emit) {
         const vf d = half_scale(p, part);
-        TANDEM_ROLLED
-        for (int b = 0; b < 8; ++b) {
+        each_index<8, kUnrolled>([&](auto b) [[gnu::always_inline]] {
             // Of each half: low bits of the even runs of 32, alternating with the high bits of all, then those of the odd.
             const uint8_t *half = p + 288 + 1536 * (b / 4);
             const uint8_t *low_bits = b & 1 ? half + 1024 : half;
@@ -243,12 +256,12 @@ struct Q6_K : Shape<256, 3360, 63, 32, false, 16> {
             vb w[8];
             TANDEM_UNROLL
             for (int c = 0; c < 8; ++c) {
-                w[c] = shifted(chunk(low_bits, stride * c, part), nibble, 15) |
-                       shifted_up((vb)((v16)chunk(half, 2 * c + 1, part) >> bits), 4, 48);
+                w[c] = moved(chunk(low_bits, stride * c, part), -nibble, 15) |
+                       moved(chunk(half, 2 * c + 1, part), 4 - bits, 48);
             }
             emit(b, w, d * to_float(byte_scale<int8_t>(p + 32, 2 * b, part)), vf{},
                  d * to_float(byte_scale<int8_t>(p + 32, 2 * b + 1, part)), vf{});
-        }
+        });
     }
 };
 
@@ -258,54 +271,51 @@ struct Q3_K : Shape<256, 1760, 7, 4, false, 16> {
         const vi top = byte_scale<uint8_t>(field, 8 + j % 4, part) >> (2 * (j / 4));
         return d * to_float(((low & 15) | ((top & 3) << 4)) - 32);
     }
-    template <class Emit>
+    template <bool kUnrolled, class Emit>
     TANDEM_INLINE static void decode(const uint8_t *p, int part, Emit emit) {
         const vf d = half_scale(p, part);
         // The first half of the quants alternates with the high bits of all.
         const uint8_t *first = p + 224;
-        TANDEM_ROLLED
-        for (int b = 0; b < 8; ++b) {
+        each_index<8, kUnrolled>([&](auto b) [[gnu::always_inline]] {
             const uint8_t *quants = b < 4 ? first : first + 1024;
             const int stride = b < 4 ? 2 : 1;
             vb w[8];
             TANDEM_UNROLL
             for (int c = 0; c < 8; ++c) {
-                w[c] = shifted(chunk(quants, stride * c, part), 2 * (b % 4), 3) |
-                       shifted_up((vb)((v16)chunk(first, 2 * c + 1, part) >> b), 2, 4);
+                w[c] = moved(chunk(quants, stride * c, part), -2 * (b % 4), 3) |
+                       moved(chunk(first, 2 * c + 1, part), 2 - b, 4);
             }
             emit(b, w, scale(p + 32, 2 * b, part, d), vf{}, scale(p + 32, 2 * b + 1, part, d), vf{});
-        }
+        });
     }
 };
 
 struct Q2_K : Shape<256, 1344, 3, 0, true, 16> {
-    template <class Emit>
+    template <bool kUnrolled, class Emit>
     TANDEM_INLINE static void decode(const uint8_t *p, int part, Emit emit) {
         const vf d = half_scale(p, part);
         const vf dmin = half_scale(p + 32, part);
-        TANDEM_ROLLED
-        for (int b = 0; b < 8; ++b) {
+        each_index<8, kUnrolled>([&](auto b) [[gnu::always_inline]] {
             vb w[8];
             TANDEM_UNROLL
             for (int c = 0; c < 8; ++c) {
-                w[c] = shifted(chunk(p + 320 + 512 * (b / 4), c, part), 2 * (b % 4), 3);
+                w[c] = moved(chunk(p + 320 + 512 * (b / 4), c, part), -2 * (b % 4), 3);
             }
             const vi first = byte_scale<uint8_t>(p + 64, 2 * b, part);
             const vi second = byte_scale<uint8_t>(p + 64, 2 * b + 1, part);
             emit(b, w, d * to_float(first & 15), -(dmin * to_float(first >> 4)), d * to_float(second & 15),
                  -(dmin * to_float(second >> 4)));
-        }
+        });
     }
 };
 
 struct IQ4_XS : Shape<256, 2176, 128, 0, false, 32> {
-    template <class Emit>
+    template <bool kUnrolled, class Emit>
     TANDEM_INLINE static void decode(const uint8_t *p, int part, Emit emit) {
         const Codebook book = signed_codebook(kIq4Values);
         const vf d = half_scale(p, part);
         const vi high = widen_from(reinterpret_cast<const uint16_t *>(p + 32 + 2 * kNative * part));
-        TANDEM_ROLLED
-        for (int b = 0; b < 8; ++b) {
+        each_index<8, kUnrolled>([&](auto b) [[gnu::always_inline]] {
             vb w[8];
             nibbles(p + 128 + 256 * b, part, w);
             TANDEM_UNROLL
@@ -315,7 +325,7 @@ struct IQ4_XS : Shape<256, 2176, 128, 0, false, 32> {
             const vi low = byte_scale<uint8_t>(p + 64, b / 2, part) >> (4 * (b % 2));
             const vi scale = ((low & 15) | (((high >> (2 * b)) & 3) << 4)) - 32;
             emit(b, w, d * to_float(scale), vf{}, vf{}, vf{});
-        }
+        });
     }
 };
 

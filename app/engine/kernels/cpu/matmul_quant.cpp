@@ -77,7 +77,7 @@ void direct(const uint8_t *group, int64_t k, const Tile &x, float *const *out) {
         for (int64_t block = 0; block < n_blocks; ++block) {
             TANDEM_UNROLL
             for (int p = 0; p < kTogether; ++p) {
-                F::decode(group + block * F::kBlockBytes, first + p,
+                F::template decode<kTokens == 1>(group + block * F::kBlockBytes, first + p,
                           [&](int b, const vb *w, vf d0, vf m0, vf d1, vf m1) [[gnu::always_inline]] {
                               TANDEM_UNROLL
                               for (int t = 0; t < kTokens; ++t) {
@@ -107,7 +107,7 @@ void decode_panel(const uint8_t *group, int64_t first_block, int64_t n_blocks, c
     constexpr int kScales = 32 / F::Kind::kSub;
     for (int64_t block = 0; block < n_blocks; ++block) {
         for (int part = 0; part < kParts; ++part) {
-            F::decode(group + (first_block + block) * F::kBlockBytes, part,
+            F::template decode<false>(group + (first_block + block) * F::kBlockBytes, part,
                       [&](int sub, const vb *w, vf d0, vf m0, vf d1, vf m1) [[gnu::always_inline]] {
                           const int64_t b = block * (F::kElements / 32) + sub;
                           TANDEM_UNROLL
