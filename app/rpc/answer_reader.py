@@ -79,9 +79,11 @@ class AnswerReader:
     def _deliver(self) -> bool:
         """Handle one answer if its beginning is there."""
         with self._lock:
-            if not self._pending:
-                raise ProtocolError("the worker sent bytes that nobody asked for")
-            answer = self._pending[0]
+            answer = self._pending[0] if self._pending else None
+        if answer is None:
+            if self._parser.understands_notices and self._parser.begin("no question", 1, 0) is None:
+                return False
+            raise ProtocolError("the worker sent bytes that nobody asked for")
         size = self._parser.begin(answer.command, answer.least, answer.most)
         if size is None:
             return False

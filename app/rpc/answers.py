@@ -12,7 +12,6 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-from app.errors import TandemError
 from app.rpc.client_socket import ClientSocket
 
 #: What inputs and answers of one client may take of this machine's memory while they wait for a device.
@@ -69,8 +68,8 @@ class Answers:
     def send(self, *buffers: bytes | memoryview) -> None:
         """Send an answer, or queue it behind those that wait; `buffers` must stay as they are."""
         with self._wake:
+            self._wait_for_room()
             if self._waiting:
-                self._wait_for_room()
                 self._waiting.append(lambda: self._socket.send(*buffers))
                 return
         self._socket.send(*buffers)
@@ -121,7 +120,7 @@ class Answers:
             try:
                 if not failed:
                     answer()
-            except (TandemError, OSError) as error:
+            except Exception as error:  # whatever it is: the session must not wait for this thread for ever
                 failed = True
                 self._on_error(error)
             with self._wake:

@@ -140,8 +140,10 @@ class Session:
         return run is not None and not run.done()
 
     def _answers_ended(self, error: BaseException) -> None:
-        if self._failure is None and isinstance(error, TandemError):
-            self._failure = str(error)
+        if isinstance(error, TandemError):
+            self._failure = self._failure or str(error)
+        elif not isinstance(error, OSError):
+            log.error("a bug in this worker ended the answers to client %s", self.client, exc_info=error)
         self._socket.stop_reading()
 
     def _answer(self, command: Command, answer: Any) -> None:

@@ -230,8 +230,18 @@ def test_a_wrong_answer_ends_the_connection(said: bytes, cause: str) -> None:
         lost(ping, cause)
 
 
-def test_bytes_that_nobody_asked_for_end_the_connection() -> None:
+def test_last_words_are_heard_also_when_nothing_was_asked() -> None:
+    notice = encode_error_notice("the oven is out of gas")
     with dispatcher_pair() as (dispatcher, far):
+        far.sock.sendall(notice[:9])
+        far.sock.sendall(notice[9:])
+        wait_until(lambda: dispatcher.lost is not None)
+        with pytest.raises(DeviceLost, match="the worker says: the oven is out of gas"):
+            dispatcher.ask(Ping(1))
+
+
+def test_bytes_that_nobody_asked_for_end_the_connection() -> None:
+    with dispatcher_pair(tandem=False) as (dispatcher, far):
         ping = dispatcher.ask(Ping(1))
         far.request()
         far.sock.sendall(struct.pack("<QQQQ", 8, 1, 8, 2))
