@@ -13,26 +13,25 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from app.engine.constraint import Constrainer
-from app.engine.executor import Executor, Running
+from app.engine.executor import Running
 from app.engine.grammar import Grammars
 from app.engine.live import LiveRequest
-from app.engine.pacing import Pacing
+from app.engine.overlap import Overlap
 from app.engine.parts import EngineParts
 from app.engine.pooling import PoolingRequest, pooled_request
 from app.engine.request import Embedded, FinishReason, GenerateRequest, SamplingParams
 from app.engine.sampling import SamplerFactory
 from app.engine.service import Embedding, Phase, ServiceStatus, SlotInfo
 from app.engine.serving.scheduler import WHOLE_BUDGET, Scheduler
-from app.engine.serving.types import Budget, Choice, Ended, Output, OutputKind, Ubatch
+from app.engine.serving.types import Choice, Ended, Output, OutputKind, Ubatch
+from app.engine.standing import Standing
 from app.engine.stream import EventStream, Outbox
-from app.engine.trace import Timeline, TracedUbatch
 from app.errors import (
     ContextLengthExceeded,
     DeviceLost,
@@ -57,14 +56,9 @@ class Engine:
         self._samplers = SamplerFactory(parts.tokenizer, parts.info.n_vocab)
         self._constrainer = Constrainer(parts.tokenizer, self.grammars)
         self._scheduler = Scheduler(parts.config)
-        self._executor = parts.executor
-        self._recovery = parts.recovery
-        self._max_in_flight = parts.max_in_flight
-        self._timeline = Timeline()
-        self._pacing = Pacing(parts.executor.sizes)
-        self._trace = parts.trace
+        self._standing = Standing(parts.executor, parts.recovery, post=self._post, fail_all=self._fail_all)
+        self._overlap = Overlap(parts.executor.sizes, parts.max_in_flight, parts.trace)
         self._clock = clock
-        self._status = ServiceStatus(phase=Phase.READY, progress=1.0)
         self._live: dict[str, LiveRequest | PoolingRequest] = {}
         self._running: deque[Running] = deque()
         self._outbox = Outbox()
@@ -73,15 +67,15 @@ class Engine:
         self._n_open = 0
         self._open_lock = threading.Lock()
         self._stopping = False
-        self._counters: dict[str, float] = {"tokens_predicted_total": 0.0, "device_losses_total": 0.0}
+        self._n_predicted = 0
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
-        self._watch_devices()
+        self._standing.watch_devices()
 
     # -- called from event loops -----------------------------------------------------------------------------------
 
     def status(self) -> ServiceStatus:
-        return self._status
+        return self._standing.status
 
     def prepare(self, sampling: SamplingParams) -> None:
         """Do beforehand what would hold up `submit`; see `InferenceService.prepare`."""
@@ -126,8 +120,13 @@ class Engine:
         return self._scheduler.slots()
 
     def counters(self) -> Mapping[str, float]:
-        counters = {**self._scheduler.counters(), **self._timeline.counters(), **self._counters}
-        return {**counters, "requests_in_flight": float(self._n_open)}
+        return {
+            **self._scheduler.counters(),
+            **self._overlap.counters(),
+            "tokens_predicted_total": float(self._n_predicted),
+            "device_losses_total": float(self._standing.n_losses),
+            "requests_in_flight": float(self._n_open),
+        }
 
     def check_integrity(self) -> None:
         """Verify the serving state's invariants. Only when the engine is closed or idle."""
@@ -135,7 +134,7 @@ class Engine:
 
     def close(self, *, drain_s: float = 0.0) -> None:
         """Stop admitting, give running requests `drain_s` seconds, end the rest, and stop the thread."""
-        self._status = ServiceStatus(phase=Phase.DRAINING)
+        self._standing.drain()
         deadline = self._clock() + drain_s
         while self._n_open and self._clock() < deadline and self._thread.is_alive():
             self._thread.join(0.05)
@@ -145,7 +144,7 @@ class Engine:
         self._constrainer.close()
 
     def _check_ready(self) -> None:
-        status = self._status
+        status = self._standing.status
         if status.phase is Phase.DEGRADED:
             lost = ", ".join(status.lost_devices)
             raise DeviceLost(lost, f"{status.detail}; the server serves again as soon as it is back")
@@ -186,7 +185,7 @@ class Engine:
             self._inbox.popleft()()
         for ended in self._scheduler.expire(self._clock()):
             self._end(ended)
-        if self._status.phase in (Phase.READY, Phase.DRAINING):
+        if self._standing.can_compute:
             self._fill_lanes()
         while self._running and self._running[0].done.done():
             self._take(self._running.popleft())
@@ -203,38 +202,20 @@ class Engine:
         return max(0.0, min(deadlines) - self._clock()) if deadlines else None
 
     def _fill_lanes(self) -> None:
-        while len(self._running) < self._n_in_flight():
-            ubatch = self._scheduler.schedule(self._clock(), self._budget())
+        executor = self._standing.executor
+        n_stages = len(executor.stages)
+        while len(self._running) < self._overlap.n_in_flight(n_stages, self._running):
+            budget = WHOLE_BUDGET
+            if n_stages > 1:
+                budget = self._overlap.budget(n_stages, self._scheduler.demand(), self._running)
+            ubatch = self._scheduler.schedule(self._clock(), budget)
             if ubatch is None:
                 return
             hidden = self._live.get(ubatch.sequences[0].request_id)
-            running = self._executor.submit(ubatch, hidden=isinstance(hidden, PoolingRequest))
+            running = executor.submit(ubatch, hidden=isinstance(hidden, PoolingRequest))
             self._running.append(running)
             running.done.add_done_callback(self._on_done)
             self._announce(ubatch)
-
-    def _n_in_flight(self) -> int:
-        """As many ubatches as keep all stages busy; what runs at once is limited by memory too."""
-        n_stages = len(self._executor.stages)
-        if n_stages == 1 or not self._running:
-            return self._max_in_flight
-        n_rows = self._running[-1].ubatch.n_tokens
-        return max(self._max_in_flight, self._pacing.n_in_flight(n_stages, n_rows))
-
-    def _budget(self) -> Budget:
-        """Over several stages: how long the next prompt chunk is, and how many sequences one decode group has."""
-        n_stages = len(self._executor.stages)
-        if n_stages == 1:
-            return WHOLE_BUDGET
-        demand = self._scheduler.demand()
-        n_prompt = n_decode = None
-        if demand.n_prompt_tokens:
-            in_flight = [running.ubatch.n_tokens for running in self._running]
-            n_prompt = self._pacing.prompt_chunk(n_stages, demand.n_prompt_tokens, in_flight)
-        if demand.n_decoding > 1:
-            n_groups = self._pacing.n_groups(n_stages, demand.n_decoding)
-            n_decode = -(-demand.n_decoding // n_groups)
-        return Budget(n_prompt=n_prompt, n_decode=n_decode)
 
     def _on_done(self, _: Future[Any]) -> None:
         self._wake.set()
@@ -250,9 +231,9 @@ class Engine:
         try:
             rows = running.rows()
         except TandemError as error:
-            self._on_device_error(error)
+            self._standing.on_error(error)
             return
-        self._note_times(running)
+        self._overlap.note(running, self._clock())
         self._report_progress(running.ubatch)
         choices: dict[str, Choice] = {}
         wanted = {output.row for output in self._scheduler.live_samples(running.ubatch)}
@@ -297,21 +278,10 @@ class Engine:
 
     def _draw(self, live: LiveRequest, logits: NDArray[np.float32], position: int) -> Choice:
         token, delta = live.draw(logits, position, self._clock())
-        self._counters["tokens_predicted_total"] += 1
+        self._n_predicted += 1
         if delta is not None:
             self._outbox.put(live.stream, delta)
         return Choice(token, stop=live.answer.finish_reason is FinishReason.STOP)
-
-    def _note_times(self, running: Running) -> None:
-        now, ubatch = self._clock(), running.ubatch
-        spans = self._timeline.take(running.marks, now)
-        for span in spans:
-            self._pacing.note(span.stage, running.marks.n_rows, span.busy_s, queued=span.queued)
-        if self._trace is not None:
-            requests = tuple(sequence.request_id for sequence in ubatch.sequences)
-            n_prompt = ubatch.n_tokens - ubatch.n_decode
-            submitted_s = running.marks.submitted_s
-            self._trace.add(TracedUbatch(ubatch.id, ubatch.n_decode, n_prompt, requests, submitted_s, now, spans))
 
     def _report_progress(self, ubatch: Ubatch) -> None:
         """Tell prompts how far this ubatch brought them, before any token it led to."""
@@ -355,8 +325,6 @@ class Engine:
         with self._open_lock:
             self._n_open -= 1
 
-    # -- failures --------------------------------------------------------------------------------------------------
-
     def _fail_all(self, error: TandemError) -> None:
         """End every request with this error. What is in flight is forgotten; lanes finish it on their own."""
         while self._inbox:
@@ -367,53 +335,3 @@ class Engine:
         for request in live:
             self._close_stream(request, error)
         self._outbox.flush()
-
-    def _watch_devices(self) -> None:
-        """Hear of a loss at once, also when nothing is running."""
-
-        def on_lost(lost: DeviceLost) -> None:
-            self._post(lambda: self._on_device_error(lost))
-
-        for stage in self._executor.stages:
-            stage.device.watch(on_lost)
-
-    def _on_device_error(self, error: TandemError) -> None:
-        """A lane failed: what its ubatches wrote is unknown, so every request and the whole cache end with it.
-
-        A loss is told by the ubatch and by the device itself; only the first of the two counts.
-        """
-        if isinstance(error, DeviceLost) and self._status.phase is not Phase.READY:
-            self._note_another_loss(error.endpoint)
-            return
-        log.error("a ubatch failed: %s", error)
-        if isinstance(error, DeviceLost):
-            self._counters["device_losses_total"] += 1
-            self._status = ServiceStatus(
-                phase=Phase.DEGRADED, detail=str(error.cause), lost_devices=(error.endpoint,), progress=0.0
-            )
-        self._fail_all(error)
-        self._executor.forget_inputs()
-        if isinstance(error, DeviceLost) and self._recovery is not None:
-            threading.Thread(target=self._recover, args=(error,), name="engine-recovery", daemon=True).start()
-
-    def _note_another_loss(self, endpoint: str) -> None:
-        status = self._status
-        if status.phase is Phase.DEGRADED and endpoint not in status.lost_devices:
-            self._status = replace(status, lost_devices=(*status.lost_devices, endpoint))
-
-    def _recover(self, lost: DeviceLost) -> None:
-        """On a thread of its own: wait for the device to come back, then hand the new stages to the engine."""
-        assert self._recovery is not None
-        try:
-            executor = self._recovery(self._executor, lost)
-        except Exception as error:  # whatever it was, the server must say that it will not come back by itself
-            log.error("recovery from the loss of %s failed for good: %s", lost.endpoint, error)
-            self._status = ServiceStatus(phase=Phase.FAILED, detail=str(error), lost_devices=(lost.endpoint,))
-            return
-        self._post(lambda: self._resume(executor))
-
-    def _resume(self, executor: Executor) -> None:
-        self._executor = executor
-        self._status = ServiceStatus(phase=Phase.READY, progress=1.0)
-        log.info("all devices stand again")
-        self._watch_devices()

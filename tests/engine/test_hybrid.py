@@ -144,7 +144,7 @@ def test_where_no_state_was_kept_nothing_is_reused(one: Talker) -> None:
 def test_a_chat_over_any_devices_is_the_same(own: Path, one: Talker, split: str) -> None:
     chat = Chat.make(5)
     with talker(own, SPLITS[split]) as talking:
-        stages = talking.engine._executor.stages
+        stages = talking.engine._standing.executor.stages
         assert sum(stage.state_bytes() > 0 for stage in stages) == min(2, len(stages))
         first = talking.ask(chat.prompt, N_ANSWER, message_starts=chat.starts)
         assert_same(first, cold(one, chat.prompt))
@@ -224,7 +224,7 @@ def test_preempted_requests_answer_the_same(own: Path, one: Talker) -> None:
 
 def test_without_a_budget_nothing_is_reused_and_answers_are_right(own: Path, one: Talker) -> None:
     with talker(own, snapshot_budget_bytes=0) as talking:
-        assert talking.engine._executor.stages[0].state_bytes() > 0
+        assert talking.engine._standing.executor.stages[0].state_bytes() > 0
         chat = Chat.make(6)
         for _ in range(2):
             reply = talking.ask(chat.prompt, N_ANSWER, message_starts=chat.starts)

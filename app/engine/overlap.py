@@ -1,0 +1,54 @@
+"""How ubatches overlap: how many are in flight and how large they are, by the times they were seen to take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from app.engine.executor import Running
+from app.engine.pacing import Pacing
+from app.engine.serving.types import Budget, Demand
+from app.engine.trace import Timeline, Trace, TracedUbatch
+
+
+class Overlap:
+    """Decides before a ubatch and learns after it. Used by the engine's thread alone."""
+
+    def __init__(self, sizes: Sequence[int], n_at_least: int, trace: Trace | None) -> None:
+        """`n_at_least`: ubatches that may be in flight in any case, as far as there are any."""
+        self._pacing = Pacing(sizes)
+        self._timeline = Timeline()
+        self._n_at_least = n_at_least
+        self._trace = trace
+
+    def n_in_flight(self, n_stages: int, running: Sequence[Running]) -> int:
+        """As many ubatches as keep all stages busy; what runs at once is limited by memory too."""
+        if n_stages == 1 or not running:
+            return self._n_at_least
+        n_rows = running[-1].ubatch.n_tokens
+        return max(self._n_at_least, self._pacing.n_in_flight(n_stages, n_rows))
+
+    def budget(self, n_stages: int, demand: Demand, running: Sequence[Running]) -> Budget:
+        """Over several stages: how long the next prompt chunk is, and how many sequences one decode group has."""
+        n_prompt = n_decode = None
+        if demand.n_prompt_tokens:
+            in_flight = [one.ubatch.n_tokens for one in running]
+            n_prompt = self._pacing.prompt_chunk(n_stages, demand.n_prompt_tokens, in_flight)
+        if demand.n_decoding > 1:
+            n_groups = self._pacing.n_groups(n_stages, demand.n_decoding)
+            n_decode = -(-demand.n_decoding // n_groups)
+        return Budget(n_prompt=n_prompt, n_decode=n_decode)
+
+    def note(self, running: Running, now_s: float) -> None:
+        """A ubatch has run."""
+        marks, ubatch = running.marks, running.ubatch
+        spans = self._timeline.take(marks, now_s)
+        for span in spans:
+            self._pacing.note(span.stage, marks.n_rows, span.busy_s, queued=span.queued)
+        if self._trace is not None:
+            requests = tuple(sequence.request_id for sequence in ubatch.sequences)
+            n_prompt = ubatch.n_tokens - ubatch.n_decode
+            traced = TracedUbatch(ubatch.id, ubatch.n_decode, n_prompt, requests, marks.submitted_s, now_s, spans)
+            self._trace.add(traced)
+
+    def counters(self) -> dict[str, float]:
+        return self._timeline.counters()
