@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from app.rpc import session
-from app.rpc.session import MAX_UNSEEN_BYTES, MAX_UNSEEN_CALLS
+from app.rpc import workload
+from app.rpc.workload import MAX_UNSEEN_BYTES, MAX_UNSEEN_CALLS
 from tests.rpc.adder import Adder
 from tests.rpc.far_end import in_thread
 from tests.rpc.raw import COMPUTE, RawClient, frame, graph, tensor
@@ -92,7 +92,7 @@ def _after(seconds: float, adder: Adder) -> int:
 def test_bytes_pile_up_to_a_limit(
     adder: Adder, client: RawClient, go_on: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session, "MAX_UNSEEN_BYTES", 1 << 20)
+    monkeypatch.setattr(workload, "MAX_UNSEEN_BYTES", 1 << 20)
     assert MAX_UNSEEN_BYTES == 64 << 20
     a, base = started(client)
     size = 100 << 10

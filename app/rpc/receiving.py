@@ -1,0 +1,137 @@
+"""Bytes into a worker's devices: bulk data of SET_TENSOR, weights that are here already, small writes in batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+from app.errors import RemoteProtocolError
+from app.rpc import messages as m
+from app.rpc.holdings import Spot
+from app.rpc.lower import locate_tensor
+from app.rpc.sending import PIECE_BYTES
+from app.rpc.transfers import BATCH_ITEM
+from app.rpc.weight_cache import CacheWriter
+from app.rpc.wire import Command
+
+if TYPE_CHECKING:
+    from app.rpc.session import Session
+
+#: Inputs from this size on are received while the device computes what came before.
+OVERLAP_BYTES = 256 << 10
+
+#: A 6.0 client does not say what a weight is; like a stock worker we keep whatever is longer than this.
+KEPT_ABOVE_BYTES_6_0 = 10 << 20
+
+
+def set_tensor(session: Session, request: m.SetTensor) -> None:
+    size = session.socket.payload_left
+    spot = session.holdings.range(request.tensor, request.offset, size)
+    keeper = session.worker.weights.writer(size) if _shall_keep(session, request, size) else None
+    try:
+        _receive(session, spot, size, keeper)
+    except BaseException:
+        if keeper is not None:
+            keeper.abandon()
+        raise
+    if keeper is not None:
+        keeper.finish()
+
+
+def _shall_keep(session: Session, request: m.SetTensor, size: int) -> bool:
+    """7.0 says which tensors are weights; of 6.0 the size is all one knows."""
+    return bool(request.cache) or (session.worker.settings.version == (6, 0) and size > KEPT_ABOVE_BYTES_6_0)
+
+
+def _receive(session: Session, spot: Spot, size: int, keeper: CacheWriter | None) -> None:
+    """Bulk data into a device: straight from the socket where its memory is ours, else piece by piece.
+
+    While the device computes they are received all the same and wait here for their turn.
+    """
+    workload = session.workload
+    if size >= OVERLAP_BYTES:
+        workload.bulk_bytes += size
+        if workload.is_computing(spot.station) and (staged := session.staging.take(size)) is not None:
+            _receive_ahead(session, spot, staged, keeper)
+            return
+    view = workload.host_view(spot, size)
+    if view is None:
+        _receive_in_pieces(session, spot, size, keeper)
+        return
+    step = size if keeper is None else PIECE_BYTES
+    for start in range(0, size, max(step, 1)):
+        piece = view[start : start + step]
+        session.socket.receive_payload(piece)
+        if keeper is not None:
+            keeper.add(piece)
+
+
+def _receive_ahead(session: Session, spot: Spot, staged: memoryview, keeper: CacheWriter | None) -> None:
+    session.socket.receive_payload(staged)
+    if keeper is not None:
+        keeper.add(staged)
+    written = session.workload.device(spot.station).write(spot.buffer, spot.offset, staged)
+    written.add_done_callback(lambda _: session.staging.give(staged))
+
+
+def _receive_in_pieces(session: Session, spot: Spot, size: int, keeper: CacheWriter | None) -> None:
+    """Each piece is handed to the device while the next arrives; memory does not grow with `size`."""
+    device = session.workload.device(spot.station)
+    moving: list[tuple[Future[None], bytearray]] = []
+    for start in range(0, size, PIECE_BYTES):
+        n = min(PIECE_BYTES, size - start)
+        if len(moving) == 2:
+            done, piece = moving.pop(0)
+            done.result()
+        else:
+            piece = bytearray(n)
+        view = memoryview(piece)[:n]
+        session.socket.receive_payload(view)
+        if keeper is not None:
+            keeper.add(view)
+        moving.append((device.write(spot.buffer, spot.offset + start, view), piece))
+
+
+def set_tensor_hash(session: Session, request: m.SetTensorHash) -> None:
+    """Only bytes that fill the tensor exactly are taken: a hash says little without its length."""
+    _, _, n_bytes = locate_tensor(request.tensor, session.holdings.buffers)
+    size = n_bytes - request.offset
+    if size < 0:
+        raise RemoteProtocolError(f"offset {request.offset} is behind the end of a tensor of {n_bytes} bytes")
+    data = session.worker.weights.find(request.hash, size)
+    if data is not None:
+        spot = session.holdings.range(request.tensor, request.offset, size)
+        session.workload.device(spot.station).write(spot.buffer, spot.offset, data)
+    session.answer(request.command, m.Value(int(data is not None)))
+
+
+def write_batch(session: Session, request: m.WriteBatch) -> None:
+    items = request.items
+    at = 0
+    while at < len(items):
+        data_at = at + BATCH_ITEM.size
+        if data_at > len(items):
+            raise RemoteProtocolError("a batch of writes ends in the middle of an address")
+        address, size = BATCH_ITEM.unpack_from(items, at)
+        at = data_at + size
+        if at > len(items):
+            raise RemoteProtocolError(f"a batch announces {size} bytes, {len(items) - data_at} are left")
+        _put(session, session.holdings.at(address, size), items[data_at:at])
+
+
+def _put(session: Session, spot: Spot, data: memoryview) -> None:
+    """A few bytes into a device. They are copied: `data` changes when the next request comes in."""
+    workload = session.workload
+    view = None if workload.is_computing(spot.station) else workload.host_view(spot, len(data))
+    if view is not None:
+        view[:] = data
+    else:
+        workload.device(spot.station, len(data)).write(spot.buffer, spot.offset, bytes(data))
+
+
+HANDLERS: Mapping[Command, Callable[[Session, Any], None]] = {
+    Command.SET_TENSOR: set_tensor,
+    Command.SET_TENSOR_HASH: set_tensor_hash,
+    Command.WRITE_BATCH: write_batch,
+}
