@@ -8,7 +8,6 @@ without the engine's thread. Several ubatches may be in flight; lanes keep them 
 from __future__ import annotations
 
 import time
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from app.engine.buckets import bucket, buckets
 from app.engine.embedding import TokenEmbedding
 from app.engine.inputs import MaskMirror
 from app.engine.mask import cells_of, hide_all, show_sequence
@@ -27,19 +27,8 @@ from app.engine.trace import UbatchMarks
 
 #: `n_kv` grows in these steps, so that one program serves that many decoded tokens.
 KV_STEP_CELLS = 256
-_BUCKETS = tuple(sorted({1, 3} | {base << shift for base in (2, 3) for shift in range(16)}))
 _F32_BYTES = 4
 _T = TypeVar("_T", bound=np.generic)
-
-
-def bucket(n: int, largest: int) -> int:
-    """The smallest shape that holds `n` rows: 1, 2, 3, 4, 6, 8, 12, 16, ... but not above `largest`."""
-    return max(n, min(_BUCKETS[bisect_left(_BUCKETS, n)], largest))
-
-
-def buckets(largest: int) -> tuple[int, ...]:
-    """All sizes that `bucket` gives."""
-    return (*_BUCKETS[: bisect_left(_BUCKETS, largest)], largest)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from app.engine.buckets import bucket
 from app.engine.builder import GraphBuilder
 from app.engine.device import Device, Handle, WeightHint
 from app.engine.ggml import GGMLType, row_bytes
@@ -233,9 +234,11 @@ class Stage:
         return builder.graph, output, specs, list(inputs.values())
 
     def _layout(self, batch: BatchShape, *, hidden: bool) -> ScratchLayout:
-        key = (batch.n_tokens, batch.n_outputs, batch.n_seqs, hidden)
+        """A layout in which every batch of this bucket finds room: a new length alone needs no other."""
+        n_tokens = bucket(batch.n_tokens, self._limits.max_tokens) if batch.n_seqs == 1 else batch.n_tokens
+        key = (n_tokens, batch.n_outputs, batch.n_seqs, hidden)
         if key not in self._layouts:
-            widest = BatchShape(batch.n_tokens, self._limits.n_cells, batch.n_outputs, batch.n_seqs)
+            widest = BatchShape(n_tokens, self._limits.n_cells, batch.n_outputs, batch.n_seqs)
             graph, output, _, _ = self._build(widest, hidden)
             self._layouts[key] = lay_out_scratch(graph, output, self._alignment, self._device_bytes)
         return self._layouts[key]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.engine.executor import bucket, buckets
+from app.engine.buckets import bucket, buckets
 from app.engine.pacing import MIN_CHUNK, Pacing
 
 SIZES = buckets(512)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.engine.buckets import bucket
 from app.engine.devices.numpy import NumpyDevice
-from app.engine.executor import bucket
 from app.engine.gguf.reader import GGUFFile
 from app.engine.loader import plan_stages
 from app.engine.models import registry
