@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
-from app.api.choice import CALLS, Choice
+from app.api.choice import CallPiece, Choice, ToldCall
 from app.api.logprobs import chat_entries
 from app.api.shape import Chunks, Shape
 from app.api.stream import json_string
@@ -31,17 +30,17 @@ class ChatChunks(Chunks):
         self._before, self._after = self.constant('"delta":{"', "}")
 
     def text(self, name: str, text: str, tokens: Sequence[TokenInfo], choice: Choice) -> bytes:
-        if name == CALLS:
-            return self._call(text, tokens, choice)
         if self.plain:
             return f'{self._before}{name}":{json_string(text)}{self._after}'.encode()
         parts = {**self.empty(None), "delta": {name: text}, **token_parts(tokens, self.shape)}
         return self.event(parts, **self.extra_timings(choice))
 
-    def _call(self, entry: str, tokens: Sequence[TokenInfo], choice: Choice) -> bytes:
-        if self.plain:
-            return f'{self._before}{CALLS}":[{entry}]{self._after}'.encode()
-        parts = {**self.empty(None), "delta": {CALLS: [json.loads(entry)]}, **token_parts(tokens, self.shape)}
+    def call(self, step: CallPiece, tokens: Sequence[TokenInfo], choice: Choice) -> bytes:
+        if self.plain and step.name is None:
+            entry = f'{{"index":{step.index},"function":{{"arguments":{json_string(step.arguments)}}}}}'
+            return f'{self._before}tool_calls":[{entry}]{self._after}'.encode()
+        delta = {"tool_calls": [call_delta(step)]}
+        parts = {**self.empty(None), "delta": delta, **token_parts(tokens, self.shape)}
         return self.event(parts, **self.extra_timings(choice))
 
     def empty(self, finish_reason: str | None) -> dict[str, Any]:
@@ -70,11 +69,23 @@ def chat_answer(shape: Shape, choices: Sequence[Choice]) -> dict[str, Any]:
     }
 
 
+def call_delta(step: CallPiece) -> dict[str, Any]:
+    """The id, type and name of a call come once, with its first step."""
+    if step.name is None:
+        return {"index": step.index, "function": {"arguments": step.arguments}}
+    function = {"name": step.name, "arguments": step.arguments}
+    return {"index": step.index, "id": step.id, "type": "function", "function": function}
+
+
+def call_entry(call: ToldCall) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
 def message_of(choice: Choice) -> dict[str, Any]:
     content = choice.text()
     message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
     if choice.calls:
-        message.update(content=content or None, tool_calls=choice.calls)
+        message.update(content=content or None, tool_calls=[call_entry(call) for call in choice.calls])
     if "reasoning_content" in choice.texts:
         message["reasoning_content"] = choice.text("reasoning_content")
     return message

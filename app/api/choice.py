@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from app.api.errors import Cancelled
 from app.engine.request import Delta, Finished, FinishReason, Started, Timings, TokenInfo
@@ -23,10 +21,32 @@ FINISH_REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 #: Where no tools are offered, calls are text like any other.
 FIELD_NAMES = {Field.CONTENT: "content", Field.REASONING: "reasoning_content", Field.CALL: "content"}
 
-#: The field of calls; its text is the JSON of one entry.
-CALLS = "tool_calls"
-#: A field of the message and text to append to it.
-Piece = tuple[str, str]
+
+@dataclass(frozen=True, slots=True)
+class CallPiece:
+    """A step of the call number `index`: its id and name in its first piece, and text to append to its arguments."""
+
+    index: int
+    arguments: str = ""
+    id: str | None = None
+    name: str | None = None
+
+
+#: A field of the message and text to append to it, or a step of a call.
+Piece = tuple[str, str] | CallPiece
+
+
+@dataclass(slots=True)
+class ToldCall:
+    """A call as far as it is known. Its arguments are JSON once the answer is whole."""
+
+    id: str
+    name: str
+    parts: list[str] = field(default_factory=list)
+
+    @property
+    def arguments(self) -> str:
+        return "".join(self.parts)
 
 
 @dataclass(slots=True)
@@ -37,7 +57,7 @@ class Choice:
     keep_tokens: bool = False
     parser: Parser | None = None
     call_parser: CallParser | None = None
-    calls: list[dict[str, Any]] = field(default_factory=list)
+    calls: list[ToldCall] = field(default_factory=list)
     texts: dict[str, list[str]] = field(default_factory=dict)
     tokens: list[TokenInfo] = field(default_factory=list)
     n_tokens: int = 0
@@ -100,12 +120,9 @@ class Choice:
             if isinstance(item, str):
                 pieces.append(("content", item))
                 continue
-            index, call_id = len(self.calls), self._new_call_id()
-            function = {"name": item.name, "arguments": item.arguments}
-            self.calls.append({"id": call_id, "type": "function", "function": function})
-            opening = {"index": index, "id": call_id, "type": "function", "function": {**function, "arguments": ""}}
-            arguments = {"index": index, "function": {"arguments": item.arguments}}
-            pieces += [(CALLS, json.dumps(part, ensure_ascii=False)) for part in (opening, arguments)]
+            index, call = len(self.calls), ToldCall(self._new_call_id(), item.name, [item.arguments])
+            self.calls.append(call)
+            pieces += [CallPiece(index, id=call.id, name=call.name), CallPiece(index, item.arguments)]
         return pieces
 
     def _new_call_id(self) -> str:
@@ -128,8 +145,9 @@ class Choice:
         return self
 
     def _append(self, pieces: Sequence[Piece]) -> None:
-        for name, text in pieces:
-            self.texts.setdefault(name, []).append(text)
+        for piece in pieces:
+            if not isinstance(piece, CallPiece):
+                self.texts.setdefault(piece[0], []).append(piece[1])
 
     @property
     def ending(self) -> Finished:

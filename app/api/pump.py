@@ -56,10 +56,10 @@ async def pump(choice: Choice, stream: GenerationStream, chunks: Chunks, emit: E
                 pieces = choice.push(event)
                 if not pieces and tells_tokens:
                     pieces = (("content", ""),)
-                for name, text in pieces[:-1]:
-                    await emit(chunks.text(name, text, (), choice))
-                for name, text in pieces[-1:]:
-                    await emit(chunks.text(name, text, event.tokens, choice))
+                for piece in pieces[:-1]:
+                    await emit(chunks.piece(piece, (), choice))
+                for piece in pieces[-1:]:
+                    await emit(chunks.piece(piece, event.tokens, choice))
             case Started():
                 choice.start(event)
                 if opening := chunks.start():
@@ -67,7 +67,7 @@ async def pump(choice: Choice, stream: GenerationStream, chunks: Chunks, emit: E
             case Progress():
                 await emit(chunks.progress(event))
             case Finished():
-                held_back = b"".join(chunks.text(name, text, (), choice) for name, text in choice.end(event))
+                held_back = b"".join(chunks.piece(piece, (), choice) for piece in choice.end(event))
                 await emit(held_back + chunks.end(choice))
     return choice
 

@@ -9,12 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from app.api.choice import Choice
+from app.api.choice import CallPiece, Choice, Piece
 from app.api.context import Api
 from app.api.schemas.sampling import GenerationFields
 from app.api.stream import sse
 from app.api.usage import prompt_progress, timings
 from app.engine.request import Progress, TokenInfo
+from app.errors import InternalError
 
 if TYPE_CHECKING:
     from app.engine.text.tokenizer import Tokenizer
@@ -95,6 +96,16 @@ class Chunks(ABC):
     @abstractmethod
     def text(self, name: str, text: str, tokens: Sequence[TokenInfo], choice: Choice) -> bytes:
         """New text of one field, with what is asked to be told of its tokens."""
+
+    def call(self, step: CallPiece, tokens: Sequence[TokenInfo], choice: Choice) -> bytes:
+        """A step of a call, in dialects that have calls."""
+        raise InternalError(f"a call in an answer of kind {self.shape.object}, which has none")
+
+    def piece(self, piece: Piece, tokens: Sequence[TokenInfo], choice: Choice) -> bytes:
+        """New text or a step of a call."""
+        if isinstance(piece, CallPiece):
+            return self.call(piece, tokens, choice)
+        return self.text(*piece, tokens, choice)
 
     @abstractmethod
     def empty(self, finish_reason: str | None) -> dict[str, Any]:

@@ -31,26 +31,43 @@ HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 __all__ = ["DONE", "Emit", "EventStream", "json_string", "sse"]
 
 
-def sse(payload: Mapping[str, Any]) -> bytes:
-    """One event."""
-    return b"data: %b\n\n" % json.dumps(payload, ensure_ascii=False, separators=(",", ":")).encode()
+def sse(payload: Mapping[str, Any], event: str | None = None) -> bytes:
+    """One event; `event` is its name, in dialects whose events have one."""
+    data = b"data: %b\n\n" % json.dumps(payload, ensure_ascii=False, separators=(",", ":")).encode()
+    return data if event is None else b"event: %b\n%b" % (event.encode(), data)
+
+
+def error_event(error: Exception) -> bytes:
+    """An error as the events of OpenAI's chat tell it."""
+    return sse(error_body(error))
 
 
 class EventStream(Response):
     """A response whose events `produce` emits, whole events at a time, from one or more tasks.
 
     `on_end` is called once however it ends, also when the client goes away (`produce` is cancelled then). Everything
-    that can be refused must have been refused before: from here on the status is 200 and an error is an event.
+    that can be refused must have been refused before: from here on the status is 200 and an error is an event, made by
+    `tell_error`. `keep_alive` breaks silences.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, produce: Produce, *, on_end: Callable[[], None], keepalive_s: float) -> None:
+    def __init__(
+        self,
+        produce: Produce,
+        *,
+        on_end: Callable[[], None],
+        keepalive_s: float,
+        keep_alive: bytes = KEEP_ALIVE,
+        tell_error: Callable[[Exception], bytes] = error_event,
+    ) -> None:
         super().__init__(headers=HEADERS)
         del self.headers["content-length"]
         self._produce = produce
         self._on_end = on_end
         self._keepalive_s = keepalive_s
+        self._keep_alive = keep_alive
+        self._tell_error = tell_error
         self._last_sent_s = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -91,7 +108,7 @@ class EventStream(Response):
         except Exception as error:  # the status is sent; the stream is the only place left to say it
             if kind_of(error).status == 500:
                 log.error("stream failed by a bug", exc_info=error)
-            await emit(sse(error_body(error)))
+            await emit(self._tell_error(error))
 
     async def _watch(
         self, receive: Receive, emit: Emit, clock: Callable[[], float], on_disconnect: Callable[[], object]
@@ -107,4 +124,4 @@ class EventStream(Response):
                     silence_s = min(silence_s, PROBE_S)  # its sending side ended: is it still there?
             except TimeoutError:
                 if clock() - self._last_sent_s >= silence_s:
-                    await emit(KEEP_ALIVE)
+                    await emit(self._keep_alive)
