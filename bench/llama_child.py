@@ -6,6 +6,7 @@ Runs in an interpreter that has llama-cpp-python, and imports nothing else of th
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 import time
 
@@ -25,7 +26,16 @@ class Context:
         params.n_threads = params.n_threads_batch = n_threads
         self._context = llama.llama_init_from_model(self._model, params)
         self._n_vocab = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(self._model))
+        self._n_threads = n_threads
         self.n_past = 0
+
+    def fill(self, n_tokens: int) -> None:
+        """Prompts with all cores, whatever is measured afterwards."""
+        n_cores = len(os.sched_getaffinity(0))
+        llama.llama_set_n_threads(self._context, self._n_threads, n_cores)
+        for begin in range(0, n_tokens, 512):
+            self.step(min(512, n_tokens - begin))
+        llama.llama_set_n_threads(self._context, self._n_threads, self._n_threads)
 
     def forget(self) -> None:
         llama.llama_memory_clear(llama.llama_get_memory(self._context), True)
@@ -54,6 +64,8 @@ def main() -> None:
         wall, cpu = time.perf_counter(), time.process_time()
         if command == "prompt":
             context.step(int(n))
+        elif command == "fill":
+            context.fill(int(n))
         else:
             for _ in range(int(n)):
                 context.step(1)

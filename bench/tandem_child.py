@@ -47,6 +47,11 @@ class Context:
     def forget(self) -> None:
         self.n_past = 0
 
+    def fill(self, n_tokens: int) -> None:
+        """A prompt whose tokens see their own ubatch alone: cells hold real keys and values, soon."""
+        for begin in range(0, n_tokens, _UBATCH_TOKENS):
+            self._ubatch(min(_UBATCH_TOKENS, n_tokens - begin), _UBATCH_TOKENS)
+
     def step(self, n_tokens: int) -> None:
         """One ubatch with the logits of its last token; longer prompts in pieces."""
         while n_tokens > _UBATCH_TOKENS:
@@ -54,15 +59,15 @@ class Context:
             n_tokens -= _UBATCH_TOKENS
         self._ubatch(n_tokens)
 
-    def _ubatch(self, n_tokens: int) -> None:
+    def _ubatch(self, n_tokens: int, width: int | None = None) -> None:
         end = self.n_past + n_tokens
         n_kv = -(-end // _KV_STEP_CELLS) * _KV_STEP_CELLS
         positions = np.arange(self.n_past, end, dtype=np.int32)
         window = self._model.windows[0] if self._model.windows else None
         masks = {}
-        for kind, width in ((InputKind.MASK, None), (InputKind.MASK_SWA, window)):
+        for kind, sees in ((InputKind.MASK, width), (InputKind.MASK_SWA, window)):
             mask = hide_all(n_tokens, n_kv)
-            show_sequence(mask, slice(0, n_tokens), positions, np.arange(end), width)
+            show_sequence(mask, slice(0, n_tokens), positions, np.arange(end), sees)
             masks[kind] = [(0, mask.data.cast("B"))]
         x = self._embedding.rows((positions.astype(np.int64) * 7919 % self._model.n_vocab).astype(np.int32))
         small: dict[InputKind, Any] = {
@@ -90,6 +95,8 @@ def main() -> None:
         wall, cpu = time.perf_counter(), time.process_time()
         if command == "prompt":
             context.step(int(n))
+        elif command == "fill":
+            context.fill(int(n))
         else:
             for _ in range(int(n)):
                 context.step(1)
