@@ -42,12 +42,16 @@ uint64_t read_all(const uint64_t *words, size_t n) {
 #if defined(__AVX512VNNI__)
 constexpr int kProducts = 64 * kSums;
 int multiply(int64_t loops) {
-    __m512i sums[kSums] = {}, w = _mm512_set1_epi32(0x01020304), x = _mm512_set1_epi32(0x7f010203);
+    __m512i sums[kSums], w = _mm512_set1_epi32(0x01020304), x = _mm512_set1_epi32(0x7f010203);
+    int start = 0;  // no two sums are the same, or the compiler would make one of them
+    for (__m512i &sum : sums) {
+        sum = _mm512_set1_epi32(start++);
+    }
     for (int64_t i = 0; i < loops; ++i) {
         for (__m512i &sum : sums) {
-            __asm__ volatile("" : "+v"(sum));  // no two of them are the same
             sum = _mm512_dpbusd_epi32(sum, w, x);
         }
+        __asm__ volatile("" : "+v"(w), "+v"(x));
     }
     int total = 0;
     for (const __m512i sum : sums) {
@@ -58,12 +62,16 @@ int multiply(int64_t loops) {
 #elif defined(__AVX2__)
 constexpr int kProducts = 32 * kSums;
 int multiply(int64_t loops) {
-    __m256i sums[kSums] = {}, w = _mm256_set1_epi32(0x01020304), x = _mm256_set1_epi32(0x7f010203);
+    __m256i sums[kSums], w = _mm256_set1_epi32(0x01020304), x = _mm256_set1_epi32(0x7f010203);
+    int start = 0;  // no two sums are the same, or the compiler would make one of them
+    for (__m256i &sum : sums) {
+        sum = _mm256_set1_epi32(start++);
+    }
     for (int64_t i = 0; i < loops; ++i) {
         for (__m256i &sum : sums) {
-            __asm__ volatile("" : "+x"(sum));  // no two of them are the same
             sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(w, x));
         }
+        __asm__ volatile("" : "+x"(w), "+x"(x));
     }
     int total = 0;
     for (const __m256i sum : sums) {
@@ -74,13 +82,17 @@ int multiply(int64_t loops) {
 #elif defined(__ARM_FEATURE_DOTPROD)
 constexpr int kProducts = 16 * kSums;
 int multiply(int64_t loops) {
-    int32x4_t sums[kSums] = {};
+    int32x4_t sums[kSums];
+    int start = 0;  // no two sums are the same, or the compiler would make one of them
+    for (int32x4_t &sum : sums) {
+        sum = vdupq_n_s32(start++);
+    }
     int8x16_t w = vdupq_n_s8(3), x = vdupq_n_s8(5);
     for (int64_t i = 0; i < loops; ++i) {
         for (int32x4_t &sum : sums) {
-            __asm__ volatile("" : "+w"(sum));  // no two of them are the same
             sum = vdotq_s32(sum, w, x);
         }
+        __asm__ volatile("" : "+w"(w), "+w"(x));
     }
     int total = 0;
     for (const int32x4_t sum : sums) {
