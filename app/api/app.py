@@ -16,6 +16,7 @@ from app.api.context import Api
 from app.api.direct import DirectSend
 from app.api.edge import Edge
 from app.api.options import ApiOptions
+from app.api.responses import routes as responses
 from app.engine.service import InferenceService
 
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
@@ -26,7 +27,7 @@ def create_app(service: InferenceService, options: ApiOptions, *, lifespan: Life
     app = FastAPI(title="Tandem", version=options.version, lifespan=lifespan, strict_content_type=False)
     app.state.api = Api(service, options, CapacityLimiter(options.text_threads))
     errors.install(app)
-    for module in (chat, completions, infill, embeddings, text, cancel, models, state, health):
+    for module in (chat, responses, completions, infill, embeddings, text, cancel, models, state, health):
         app.include_router(module.router)
     docs.install(app, has_keys=bool(options.api_keys))
     add_layers(app, options)

@@ -13,6 +13,7 @@ from anyio import CapacityLimiter
 from fastapi import Depends, Request
 
 from app.api.options import ApiOptions
+from app.api.responses.store import ResponseStore
 from app.engine.service import InferenceService, Phase, ServiceStatus
 from app.engine.text.reasoning import ReasoningFormat, format_of
 from app.engine.text.turns import TurnMarks
@@ -77,6 +78,12 @@ class Api:
         if family is not None:
             self.service.tokenizer.show_always(family.markers)
         return family
+
+    @cached_property
+    def responses(self) -> ResponseStore:
+        """What is kept of responses. Belongs to the event loop."""
+        limits = self.options.limits
+        return ResponseStore(limits.stored_responses, limits.stored_bytes)
 
     @property
     def answers_in_messages(self) -> bool:

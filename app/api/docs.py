@@ -12,6 +12,7 @@ from pydantic.json_schema import models_json_schema
 
 from app.api.auth import PUBLIC_PATHS
 from app.api.schemas.answers import ChatCompletionChunk, ErrorAnswer, InfillChunk, TextCompletionChunk
+from app.api.schemas.response_answers import ResponseEvent
 
 #: Why each status of an error comes.
 ERRORS: Mapping[int, str] = {
@@ -25,6 +26,7 @@ ERRORS: Mapping[int, str] = {
     501: "This server was started without this endpoint",
     502: "A worker broke the protocol",
     503: "Loading, draining, or a worker is lost; come back after `Retry-After` seconds",
+    529: "The queue is full; come back after `Retry-After` seconds",
 }
 #: Errors of routes that only look, of those that also read a body, and of those that run the model.
 LOOKING = (401, 500, 503)
@@ -32,7 +34,7 @@ READING = (*LOOKING, 400, 413)
 GENERATING = (*READING, 404, 429, 499, 502)
 
 #: What streams carry. The framework does not know of them, so they are put into the document here.
-EVENTS = (ChatCompletionChunk, TextCompletionChunk, InfillChunk)
+EVENTS = (ChatCompletionChunk, TextCompletionChunk, InfillChunk, ResponseEvent)
 REFERENCE = "#/components/schemas/{model}"
 KEY_SCHEMES = {
     "bearer": {"type": "http", "scheme": "bearer"},
@@ -46,35 +48,39 @@ def answers(
     *,
     event: type[BaseModel] | None = None,
     also: Mapping[int, type[BaseModel]] | None = None,
+    error: type[BaseModel] = ErrorAnswer,
+    end_mark: bool = True,
 ) -> dict[str, Any]:
     """Keyword arguments for a route's decorator: what it answers when all is well, and otherwise.
 
-    `event` is the JSON in each event of a stream, one of EVENTS.
+    `event` is the JSON in each event of a stream, one of EVENTS; with `end_mark`, `[DONE]` comes last. `error` is the
+    shape of errors.
     """
     responses: dict[int | str, dict[str, Any]] = {
-        status: {"model": ErrorAnswer, "description": ERRORS[status]} for status in sorted(errors)
+        status: {"model": error, "description": ERRORS[status]} for status in sorted(errors)
     }
     for status, model in (also or {}).items():
         responses[status] = {"model": model, "description": ERRORS[status]}
     if event is not None:
         responses[200] = {
             "description": "The answer, whole or, with `stream` true, in events",
-            "content": {"text/event-stream": {"itemSchema": event_schema(event)}},
+            "content": {"text/event-stream": {"itemSchema": event_schema(event, end_mark)}},
         }
     return {"response_model": ok, "responses": responses}
 
 
-def event_schema(model: type[BaseModel]) -> dict[str, Any]:
+def event_schema(model: type[BaseModel], end_mark: bool) -> dict[str, Any]:
     """An event as OpenAPI 3.2 describes it: `data` is JSON, or the end mark."""
     payload = {
         "type": "string",
         "contentMediaType": "application/json",
         "contentSchema": {"$ref": REFERENCE.format(model=model.__name__)},
     }
+    data = {"anyOf": [{"const": "[DONE]"}, payload]} if end_mark else payload
     return {
         "type": "object",
         "required": ["data"],
-        "properties": {"data": {"anyOf": [{"const": "[DONE]"}, payload]}, "event": {"type": "string"}},
+        "properties": {"data": data, "event": {"type": "string"}},
     }
 
 

@@ -24,6 +24,8 @@ class ApiLimits:
     bias_chars: int = 256
     top_logprobs: int = 20
     embedding_inputs: int = 2048
+    stored_responses: int = 1024
+    stored_bytes: int = 64 * MIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
