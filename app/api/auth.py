@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from app.api.errors import Unauthorized, error_response
 
 #: What answers without a key: probes must work for those who hold none.
-PUBLIC_PATHS = frozenset({"/health", "/v1/health", "/healthz", "/readyz"})
+PUBLIC_PATHS = frozenset({"/", "/health", "/v1/health", "/healthz", "/readyz"})
 
 
 class Keys:
@@ -61,4 +61,4 @@ class Authentication:
             await self._app(scope, receive, send)
             return
         error = Unauthorized("a valid API key is needed: send it as `Authorization: Bearer KEY` or `x-api-key: KEY`")
-        await error_response(error)(scope, receive, send)
+        await error_response(error, scope["path"])(scope, receive, send)

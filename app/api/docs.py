@@ -12,6 +12,7 @@ from pydantic.json_schema import models_json_schema
 
 from app.api.auth import PUBLIC_PATHS
 from app.api.schemas.answers import ChatCompletionChunk, ErrorAnswer, InfillChunk, TextCompletionChunk
+from app.api.schemas.anthropic_answers import MessageEvent
 from app.api.schemas.response_answers import ResponseEvent
 
 #: Why each status of an error comes.
@@ -34,7 +35,7 @@ READING = (*LOOKING, 400, 413)
 GENERATING = (*READING, 404, 429, 499, 502)
 
 #: What streams carry. The framework does not know of them, so they are put into the document here.
-EVENTS = (ChatCompletionChunk, TextCompletionChunk, InfillChunk, ResponseEvent)
+EVENTS = (ChatCompletionChunk, TextCompletionChunk, InfillChunk, MessageEvent, ResponseEvent)
 REFERENCE = "#/components/schemas/{model}"
 KEY_SCHEMES = {
     "bearer": {"type": "http", "scheme": "bearer"},

@@ -10,6 +10,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app import logs
+from app.api.anthropic import errors as anthropic
 from app.api.auth import PUBLIC_PATHS
 from app.api.errors import error_response
 
@@ -47,12 +48,14 @@ class Edge:
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send, identifier: str) -> None:
         start_s, status = time.monotonic(), 0
+        names = (HEADER, anthropic.ID_HEADER) if scope["path"].startswith(anthropic.PATH) else (HEADER,)
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)[HEADER] = identifier
+                for name in names:
+                    MutableHeaders(scope=message)[name] = identifier
             await send(message)
 
         try:
@@ -61,7 +64,7 @@ class Edge:
             if status:
                 log.error("an answer broke off by a bug", exc_info=error)
                 raise
-            await error_response(error)(scope, receive, send_with_id)
+            await error_response(error, scope["path"])(scope, receive, send_with_id)
         finally:
             level = logging.DEBUG if scope["path"] in PUBLIC_PATHS else logging.INFO
             elapsed_ms = round(1e3 * (time.monotonic() - start_s), 1)

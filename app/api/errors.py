@@ -14,6 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
 from app import errors
+from app.api.anthropic import errors as anthropic
 from app.api.body import EarlyAnswer, TooLarge
 
 log = logging.getLogger(__name__)
@@ -105,12 +106,18 @@ def error_headers(error: Exception) -> dict[str, str]:
     return {}
 
 
-def error_response(error: Exception) -> JSONResponse:
-    """A whole answer for an error; a bug is logged with its traceback here."""
+def told_at(path: str, status: int, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    """Status and body of an error in the dialect of that path."""
+    return anthropic.told(status, body) if path.startswith(anthropic.PATH) else (status, body)
+
+
+def error_response(error: Exception, path: str) -> JSONResponse:
+    """A whole answer for an error at that path; a bug is logged with its traceback here."""
     kind = kind_of(error)
     if kind.status == 500:
         log.error("request failed by a bug", exc_info=error)
-    return JSONResponse(error_body(error), kind.status, error_headers(error))
+    status, body = told_at(path, kind.status, error_body(error))
+    return JSONResponse(body, status, error_headers(error))
 
 
 def param_name(location: tuple[int | str, ...]) -> str | None:
@@ -151,12 +158,12 @@ def validation_error(error: RequestValidationError) -> errors.RequestError:
 def install(app: FastAPI) -> None:
     """Make every error of this app leave in the envelope."""
 
-    async def on_tandem_error(_: Request, error: Exception) -> JSONResponse:
-        return error_response(error)
+    async def on_tandem_error(request: Request, error: Exception) -> JSONResponse:
+        return error_response(error, request.url.path)
 
-    async def on_validation_error(_: Request, error: Exception) -> JSONResponse:
+    async def on_validation_error(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
-        return error_response(validation_error(error))
+        return error_response(validation_error(error), request.url.path)
 
     async def on_http_exception(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
@@ -166,7 +173,8 @@ def install(app: FastAPI) -> None:
             405: f"{request.url.path} does not take {request.method}",
         }.get(error.status_code, str(error.detail))
         answer = EarlyAnswer if isinstance(error, TooLarge) and error.has_rest else JSONResponse
-        return answer(envelope(message, kind), kind.status, error.headers)
+        status, body = told_at(request.url.path, kind.status, envelope(message, kind))
+        return answer(body, status, error.headers)
 
     app.add_exception_handler(errors.TandemError, on_tandem_error)
     app.add_exception_handler(RequestValidationError, on_validation_error)

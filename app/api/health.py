@@ -24,6 +24,12 @@ async def health(api: ApiDep) -> Response:
     return JSONResponse({"status": "ok"})
 
 
+@router.head("/", include_in_schema=False)
+async def knock() -> Response:
+    """Some agents knock before they ask."""
+    return Response()
+
+
 @router.get("/healthz", **answers(Liveness, LOOKING[:2]))
 async def healthz(api: ApiDep) -> dict[str, str]:
     """200 as long as the process answers."""

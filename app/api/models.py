@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 from fastapi import APIRouter
@@ -19,7 +20,9 @@ router = APIRouter(tags=["models"])
 async def list_models(api: ApiDep) -> dict[str, Any]:
     """The models that can be asked: one."""
     api.check_loaded()
-    return {"object": "list", "data": [model_card(api)], "models": [local_card(api)]}
+    only = model_card(api)
+    page = {"has_more": False, "first_id": only["id"], "last_id": only["id"]}
+    return {"object": "list", "data": [only], **page, "models": [local_card(api)]}
 
 
 @router.get("/v1/models/{model:path}", **answers(Model, (*LOOKING, 404)))
@@ -37,11 +40,14 @@ async def get_model(model: str, api: ApiDep) -> dict[str, Any]:
 
 
 def model_card(api: Api) -> dict[str, Any]:
-    """OpenAI's fields, and the running context length under every name that clients look for."""
+    """OpenAI's fields and Anthropic's, and the running context length under every name that clients look for."""
     info = api.service.info
     return {
         "id": info.alias,
         "object": "model",
+        "type": "model",
+        "display_name": info.name,
+        "created_at": datetime.fromtimestamp(info.created_unix, UTC).isoformat(),
         "created": info.created_unix,
         "owned_by": "tandem",
         "root": info.name,
@@ -50,6 +56,7 @@ def model_card(api: Api) -> dict[str, Any]:
         "context_length": info.n_ctx,
         "context_window": info.n_ctx,
         "max_context_length": info.n_ctx,
+        "max_input_tokens": info.n_ctx,
         "meta": {
             "n_ctx": info.n_ctx,
             "n_ctx_train": info.n_ctx_train,

@@ -88,12 +88,16 @@ def template_variables(body: ChatRequest) -> dict[str, Any]:
 
 
 def prompt_tokens(text: str, api: Api, *, param: str) -> tuple[int, ...]:
+    """`text_tokens`, of text that is not far too long to fit."""
+    check_may_fit(text, api, param=param)
+    return text_tokens(text, api.service.tokenizer)
+
+
+def text_tokens(text: str, tokenizer: Tokenizer) -> tuple[int, ...]:
     """Tokens of text to go on from: special tokens in it count as such, and BOS stands in front once.
 
     Nothing at all begins with BOS, also in models that do without it otherwise; it may stay empty if there is none.
     """
-    tokenizer = api.service.tokenizer
-    check_may_fit(text, api, param=param)
     tokens = tokenizer.encode(text, add_special=False, parse_special=True)
     wants_bos = tokenizer.add_bos or not tokens
     if wants_bos and tokenizer.bos is not None and tokens[:1] != [tokenizer.bos]:

@@ -21,10 +21,13 @@ class ModelMeta(AnswerModel):
 
 
 class Model(AnswerModel):
-    """A model, with the running context length under all its common names."""
+    """A model, with the running context length under all its common names; OpenAI's fields and Anthropic's."""
 
     id: str
     object: Literal["model"]
+    type: Literal["model"]
+    display_name: str
+    created_at: str
     created: int
     owned_by: str
     root: str
@@ -33,6 +36,7 @@ class Model(AnswerModel):
     context_length: int
     context_window: int
     max_context_length: int
+    max_input_tokens: int
     meta: ModelMeta
 
 
@@ -55,10 +59,13 @@ class LocalModel(AnswerModel):
 
 
 class ModelList(AnswerModel):
-    """All models, in both shapes."""
+    """All models, in both shapes, on one page."""
 
     object: Literal["list"]
     data: list[Model]
+    has_more: Literal[False]
+    first_id: str
+    last_id: str
     models: list[LocalModel]
 
 
