@@ -1,83 +1,112 @@
-"""The filters that thin out candidates, one function each; defaults and order are llama.cpp's.
+"""The filters that thin out tokens, and the draw, one function each; defaults and order are llama.cpp's.
 
-Each takes candidates by decreasing logit and returns them so. `min_keep` candidates always survive.
+The tokens still in the race are float32 distances from the best one (see `weights`), in order of id; a filter sets
+others to infinity. At least `min_keep` tokens survive each. Of equal tokens the lower id is the better one. This is the
+reference: the native kernel does the same without sorting, and draws the same tokens bit for bit.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from app.engine.serving.vocab_ops import Candidates, Logits, at_least, log_total, top
+from app.engine.serving.weights import Distances, scaled, total_surprise, weigh
+
+OUT = np.float32(np.inf)
+
+#: XTC leaves the best token alone where two cannot both have this probability.
+XTC_LARGEST = 0.5
 
 
-def probabilities(candidates: Candidates, temperature: float = 1.0) -> NDArray[np.float64]:
-    """Softmax over the candidates alone."""
-    weights = np.exp((candidates.logits - candidates.logits[0]) / temperature)
-    return np.asarray(weights / weights.sum())
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Race:
+    """Which tokens a draw is between, and how: the filters in their order. The defaults switch each of them off.
+
+    `reach` is how many nats below the best one left a token may lie (min-p is log(1 / p)). `scale` is 1 / temperature.
+    """
+
+    top_k: int = 0
+    typical_p: float = 1.0
+    top_p: float = 1.0
+    reach: float = math.inf
+    xtc_threshold: float = 1.0
+    min_keep: int = 1
+    scale: float = 1.0
 
 
-def typical(candidates: Candidates, p: float, min_keep: int) -> Candidates:
+def draw(logits: NDArray[np.float32], race: Race, u: float) -> tuple[int, float]:
+    """The token at `u` in [0, 1) of the cumulative distribution of those left, by id; and its probability there.
+
+    At least one logit of float32[n_vocab] is finite, none is NaN or +infinity.
+    """
+    distances = logits.max() - logits
+    keep = max(race.min_keep, 1)
+    if 0 < race.top_k < len(logits):
+        distances = best(distances, race.top_k)
+    if race.typical_p < 1.0:
+        distances = typical(distances, race.typical_p, keep)
+    if race.top_p < 1.0:
+        distances = top_p(distances, race.top_p, keep)
+    if race.reach < math.inf:
+        distances = near(distances, race.reach, keep)
+    if race.xtc_threshold <= XTC_LARGEST:
+        distances = exclude_top(distances, race.xtc_threshold, keep)
+    held = np.cumsum(weigh(scaled(distances - distances.min(), race.scale)))
+    total = int(held[-1])
+    mark = min(int(u * float(total)), total - 1)
+    token = int(np.searchsorted(held, np.uint64(mark), side="right"))
+    weight = int(held[token]) - (int(held[token - 1]) if token else 0)
+    return token, weight / total
+
+
+def best(distances: Distances, n: int) -> Distances:
+    """The `n` best (top-k)."""
+    return _first(distances, distances, 0, n)
+
+
+def typical(distances: Distances, p: float, min_keep: int) -> Distances:
     """Locally typical: those whose surprise is closest to the expected one, until they hold more than `p` together."""
-    if p >= 1.0:
-        return candidates
-    probs = probabilities(candidates)
-    surprise = -np.log(np.maximum(probs, np.finfo(np.float64).tiny))
-    entropy = float(np.dot(probs, surprise))
-    order = np.argsort(np.abs(surprise - entropy), kind="stable")
-    held = np.cumsum(probs[order])
-    n = max(int(np.searchsorted(held, p, side="right")) + 1, min_keep, 1)
-    kept = np.sort(order[:n])
-    return Candidates(candidates.ids[kept], candidates.logits[kept])
+    total = int(weigh(distances).sum())
+    mean = np.float32(total_surprise(distances) / total)
+    away = np.where(distances < OUT, np.abs(distances - mean), OUT)
+    return _first(distances, away, math.floor(p * float(total)) + 1, min_keep)
 
 
-def top_p(candidates: Candidates, p: float, min_keep: int) -> Candidates:
+def top_p(distances: Distances, p: float, min_keep: int) -> Distances:
     """The fewest best ones that hold `p` together."""
-    if p >= 1.0:
-        return candidates
-    held = np.cumsum(probabilities(candidates))
-    return candidates.first(max(int(np.searchsorted(held, p, side="left")) + 1, min_keep, 1))
+    total = int(weigh(distances).sum())
+    return _first(distances, distances, math.ceil(p * float(total)), min_keep)
 
 
-def min_p(candidates: Candidates, p: float, min_keep: int) -> Candidates:
-    """Those at least `p` times as likely as the best one."""
-    if p <= 0.0:
-        return candidates
-    floor = candidates.logits[0] + math.log(p)
-    n = int(np.searchsorted(-candidates.logits, -floor, side="right"))
-    return candidates.first(max(n, min_keep, 1))
+def near(distances: Distances, reach: float, min_keep: int) -> Distances:
+    """Those within `reach` nats of the best one (min-p, and mirostat's limit of surprise)."""
+    limit = distances.min() + np.float32(reach)
+    is_near = (distances <= limit) & (distances < OUT)
+    if np.count_nonzero(is_near) < min_keep:
+        return best(distances, min_keep)
+    return np.where(is_near, distances, OUT)
 
 
-def xtc(candidates: Candidates, threshold: float, min_keep: int) -> Candidates:
-    """Exclude top choices: of those with at least `threshold` only the least likely stays. The caller draws whether."""
-    if threshold > 0.5 or len(candidates) < 2:
-        return candidates
-    n_dropped = int(np.count_nonzero(probabilities(candidates) >= threshold)) - 1
-    if n_dropped < 1 or len(candidates) - n_dropped < min_keep:
-        return candidates
-    return Candidates(candidates.ids[n_dropped:], candidates.logits[n_dropped:])
+def exclude_top(distances: Distances, threshold: float, min_keep: int) -> Distances:
+    """XTC: of those with at least `threshold` only the least likely stays. The caller draws whether."""
+    weights = weigh(distances)
+    least = max(math.ceil(threshold * float(int(weights.sum()))), 1)
+    n_heavy = int(np.count_nonzero(weights >= np.uint64(least)))
+    n_left = int(np.count_nonzero(distances < OUT)) - (n_heavy - 1)
+    if n_heavy < 2 or n_left < min_keep:
+        return distances
+    dropped = _first(distances, distances, 0, n_heavy - 1) < OUT
+    return np.where(dropped, OUT, distances)
 
 
-def nucleus(logits: Logits, p: float, min_keep: int) -> Candidates:
-    """`top_p` over the whole vocabulary. Sorts all of it only where the best 2,048 tokens do not hold `p` together."""
-    total = log_total(logits)
-    for n in (256, 2048, len(logits)):
-        head = top(logits, max(n, min_keep))
-        held = np.cumsum(np.exp(head.logits - total))
-        if held[-1] >= p:
-            break
-    return head.first(max(int(np.searchsorted(held, p, side="left")) + 1, min_keep, 1))
-
-
-def likely(logits: Logits, p: float, min_keep: int) -> Candidates:
-    """`min_p` over the whole vocabulary."""
-    found = at_least(logits, float(logits.max()) + math.log(min(p, 1.0)))
-    return found if len(found) >= min_keep else top(logits, min_keep)
-
-
-def draw(candidates: Candidates, temperature: float, u: float) -> int:
-    """The place of the candidate at `u` in [0, 1) of the cumulative distribution softmax(logits / temperature)."""
-    held = np.cumsum(probabilities(candidates, temperature))
-    return min(int(np.searchsorted(held, u * held[-1], side="right")), len(candidates) - 1)
+def _first(distances: Distances, order: Distances, weight: int, count: int) -> Distances:
+    """The fewest first ones by `order` that weigh `weight` together and are `count` or more."""
+    ranked = np.argsort(order, kind="stable")
+    held = np.cumsum(weigh(distances[ranked]))
+    n = max(int(np.searchsorted(held, np.uint64(weight), side="left")) + 1 if weight else 0, count)
+    kept = np.full_like(distances, OUT)
+    kept[ranked[:n]] = distances[ranked[:n]]
+    return kept

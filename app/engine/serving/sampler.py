@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from app.engine.request import SamplingParams, TokenLogprob
-from app.engine.serving import filters
+from app.engine.serving.filters import Race
 from app.engine.serving.penalties import Breakers, Dry, History, RecentCounts
 from app.engine.serving.randomness import uniform
-from app.engine.serving.vocab_ops import Candidates, Logits, at_least, draw_from_all, log_total, ranked, top
+from app.engine.serving.vocab_ops import Logits, best, draw, log_total, top
 from app.errors import DeviceError, InvalidParameter, NoTokenLeft
 
 #: At or below this temperature only the best token has any probability left.
@@ -61,6 +61,7 @@ class Sampler:
         self.seed = seed if params.seed is None else params.seed
         self.is_greedy = params.temperature <= GREEDY_TEMPERATURE
         self.mu = 2.0 * params.mirostat_tau
+        self._race, self._xtc = _races(params)
         self._bias_ids, self._bias = _bias(params, n_vocab, eog)
         self._history = History(prompt)
         penalizes = params.repeat_penalty != 1.0 or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
@@ -74,9 +75,14 @@ class Sampler:
         `allowed`: bool[n_vocab], or a bit mask of unsigned integers, lowest bit first; other tokens are out.
         Raises DeviceError when the logits hold NaN, NoTokenLeft when mask and bias leave nothing.
         """
-        if math.isnan(logits.max()):
-            raise DeviceError("the model's logits hold NaN; a weight or a kernel is broken")
-        token = self._choose(self._adjusted(logits, allowed), position)
+        greedy, has_nan = best(logits)
+        if has_nan or logits[greedy] == math.inf:
+            raise DeviceError("the model's logits hold NaN or infinity; a weight or a kernel is broken")
+        adjusted = self._adjusted(logits, allowed)
+        if not self.is_greedy:
+            token = self._draw(adjusted, position)
+        else:
+            token = greedy if adjusted is logits else best(adjusted)[0]
         self._remember(token)
         if self.params.n_logprobs is None:
             return SampledToken(token)
@@ -98,47 +104,20 @@ class Sampler:
             raise NoTokenLeft("no token is left to draw: logit_bias and grammar together forbid them all")
         return logits
 
-    def _choose(self, logits: Logits, position: int) -> int:
-        if self.is_greedy:
-            return int(logits.argmax())
+    def _draw(self, logits: Logits, position: int) -> int:
         if self.params.mirostat:
             return self._mirostat(logits, position)
-        candidates = self._filtered(logits, position)
-        u = uniform(self.seed, position, _DRAW)
-        if candidates is None:
-            return draw_from_all(logits, self.params.temperature, u)
-        return int(candidates.ids[filters.draw(candidates, self.params.temperature, u)])
-
-    def _filtered(self, logits: Logits, position: int) -> Candidates | None:
-        """What the filters leave; None when there are none to apply."""
-        p, keep = self.params, self.params.min_keep
-        with_xtc = p.xtc_probability > 0.0 and uniform(self.seed, position, _XTC) <= p.xtc_probability
-        if p.top_k > 0:
-            candidates = filters.top_p(filters.typical(top(logits, p.top_k), p.typical_p, keep), p.top_p, keep)
-        elif p.typical_p < 1.0:
-            everything = ranked(logits, np.flatnonzero(logits > -np.inf))
-            candidates = filters.top_p(filters.typical(everything, p.typical_p, keep), p.top_p, keep)
-        elif p.top_p < 1.0:
-            candidates = filters.nucleus(logits, p.top_p, keep)
-        elif p.min_p > 0.0:
-            candidates = filters.likely(logits, p.min_p, keep)
-        elif with_xtc:
-            candidates = ranked(logits, np.flatnonzero(logits > -np.inf))
-        else:
-            return None
-        candidates = filters.min_p(candidates, p.min_p, keep)
-        return filters.xtc(candidates, p.xtc_threshold, keep) if with_xtc else candidates
+        with_xtc = self._xtc is not None and uniform(self.seed, position, _XTC) <= self.params.xtc_probability
+        race = self._xtc if with_xtc and self._xtc is not None else self._race
+        return draw(logits, race, uniform(self.seed, position, _DRAW))[0]
 
     def _mirostat(self, logits: Logits, position: int) -> int:
         """Mirostat 2: drop what surprises by more than mu bits, draw, and move mu so that surprise nears tau."""
-        temperature = self.params.temperature
-        total = log_total(logits, 1.0 / temperature)
-        floor = temperature * (total - self.mu * math.log(2.0))
-        candidates = at_least(logits, floor) if floor <= float(logits.max()) else top(logits, 1)
-        place = filters.draw(candidates, temperature, uniform(self.seed, position, _DRAW))
-        surprise = -math.log2(filters.probabilities(candidates, temperature)[place])
-        self.mu -= self.params.mirostat_eta * (surprise - self.params.mirostat_tau)
-        return int(candidates.ids[place])
+        scale = 1.0 / self.params.temperature
+        reach = self.mu * math.log(2.0) / scale - (log_total(logits, scale) / scale - float(logits[best(logits)[0]]))
+        token, probability = draw(logits, Race(reach=reach, scale=scale), uniform(self.seed, position, _DRAW))
+        self.mu += self.params.mirostat_eta * (math.log2(probability) + self.params.mirostat_tau)
+        return token
 
     def _remember(self, token: int) -> None:
         self._history.push(token)
@@ -149,13 +128,25 @@ class Sampler:
 def score(logits: Logits, token: int, n_top: int) -> SampledToken:
     """A known token with its log-probability under float32[n_vocab] raw logits, and the `n_top` best alternatives."""
     total = log_total(logits)
-    best = top(logits, n_top) if n_top else None
-    alternatives = (
-        ()
-        if best is None
-        else tuple(TokenLogprob(int(i), min(0.0, float(v) - total)) for i, v in zip(best.ids, best.logits, strict=True))
+    alternatives = top(logits, n_top) if n_top else ()
+    return SampledToken(
+        token,
+        min(0.0, float(logits[token]) - total),
+        tuple(TokenLogprob(i, min(0.0, float(logits[i]) - total)) for i in alternatives),
     )
-    return SampledToken(token, min(0.0, float(logits[token]) - total), alternatives)
+
+
+def _races(params: SamplingParams) -> tuple[Race, Race | None]:
+    """The filters of a draw without XTC, and of one with it if that ever happens."""
+    race = Race(
+        top_k=max(0, params.top_k),
+        typical_p=params.typical_p,
+        top_p=params.top_p,
+        reach=-math.log(min(params.min_p, 1.0)) if params.min_p > 0.0 else math.inf,
+        min_keep=max(1, params.min_keep),
+        scale=1.0 / max(params.temperature, GREEDY_TEMPERATURE),
+    )
+    return race, replace(race, xtc_threshold=params.xtc_threshold) if params.xtc_probability > 0.0 else None
 
 
 def _bias(params: SamplingParams, n_vocab: int, eog: Collection[int]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from app.engine.request import SamplingParams
 from app.engine.serving import filters
+from app.engine.serving.filters import Race
 from app.engine.serving.randomness import uniform
 from app.engine.serving.sampler import Sampler, score
-from app.engine.serving.vocab_ops import top
 from app.errors import DeviceError, InvalidParameter, NoTokenLeft
 
 N_VOCAB = 1000
@@ -77,13 +77,14 @@ def test_the_steps_come_in_order() -> None:
     n_excluded = 0
     for position in range(100):
         logits = logits_of(position)
-        left = filters.min_p(filters.top_p(filters.typical(top(logits, 50), 0.9, 2), 0.8, 2), 0.1, 2)
+        left = filters.best(logits.max() - logits, 50)
+        left = filters.near(filters.top_p(filters.typical(left, 0.9, 2), 0.8, 2), -math.log(0.1), 2)
         if uniform(7, position, 1) <= 0.5:
-            n_before = len(left)
-            left = filters.xtc(left, 0.1, 2)
-            n_excluded += len(left) < n_before
-        place = filters.draw(left, 1.7, uniform(7, position, 0))
-        assert one.sample(logits, position).token == left.ids[place]
+            n_before = np.isfinite(left).sum()
+            left = filters.exclude_top(left, 0.1, 2)
+            n_excluded += np.isfinite(left).sum() < n_before
+        token, _ = filters.draw(-left, Race(scale=1 / 1.7), uniform(7, position, 0))
+        assert one.sample(logits, position).token == token
     assert n_excluded > 5
 
 
@@ -115,14 +116,14 @@ def test_frequencies_are_the_probabilities(params: dict[str, float]) -> None:
 
 def expected_distribution(logits: NDArray[np.float32], p: SamplingParams) -> NDArray[np.float64]:
     """By the definitions, over a small vocabulary."""
-    left = top(logits, p.top_k or len(logits))
-    left = filters.min_p(filters.top_p(filters.typical(left, p.typical_p, 0), p.top_p, 0), p.min_p, 0)
+    left = filters.best(logits.max() - logits, p.top_k or len(logits))
+    if p.typical_p < 1.0:
+        left = filters.typical(left, p.typical_p, 1)
+    left = filters.near(filters.top_p(left, p.top_p, 1), -math.log(p.min_p) if p.min_p else math.inf, 1)
     if p.xtc_probability:
-        left = filters.xtc(left, p.xtc_threshold, 0)
-    want = np.zeros(len(logits))
-    weights = np.exp(left.logits / p.temperature)
-    want[left.ids] = weights / weights.sum()
-    return want
+        left = filters.exclude_top(left, p.xtc_threshold, 1)
+    weights = np.exp(-left.astype(np.float64) / p.temperature)
+    return np.asarray(weights / weights.sum())
 
 
 def test_mirostat_brings_surprise_to_tau() -> None:

@@ -10,8 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from app.engine.serving import filters, vocab_ops
+from app.engine.serving.filters import Race
 from app.engine.serving.randomness import uniform
-from app.engine.serving.vocab_ops import at_least, draw_from_all, log_total, ranked, top
+from app.engine.serving.vocab_ops import best, draw, log_total, top
+from app.engine.serving.weights import ONE
 
 
 def some_logits(seed: int, n: int, *, n_values: int = 0) -> NDArray[np.float32]:
@@ -34,36 +37,39 @@ def in_order(logits: NDArray[np.float32]) -> list[int]:
 )
 def test_top_is_the_head_of_the_sorted_vocabulary(seed: int, n: int, k: int, n_values: int) -> None:
     logits = some_logits(seed, n, n_values=min(n, n_values))
-    found = top(logits, k)
-    assert found.ids.tolist() == in_order(logits)[:k]
-    assert found.logits.tolist() == [float(logits[i]) for i in found.ids]
+    assert top(logits, k) == in_order(logits)[:k]
+    assert best(logits) == (in_order(logits)[0], False)
 
 
 def test_top_of_a_vocabulary_that_is_mostly_forbidden() -> None:
     logits = np.full(50_000, -np.inf, dtype=np.float32)
     logits[[7, 40_000]] = 1.0
-    assert top(logits, 40).ids[:2].tolist() == [7, 40_000]
+    assert top(logits, 40)[:2] == [7, 40_000]
 
 
 @pytest.mark.parametrize("n", [100, 5000])
-def test_ranking_treats_both_zeros_alike(n: int) -> None:
+def test_both_zeros_are_alike(n: int) -> None:
     logits = np.zeros(n, dtype=np.float32)
     logits[::2] = -0.0
     logits[n - 1] = 1e-30
-    assert ranked(logits, np.arange(n)).ids.tolist() == [n - 1, *range(n - 1)]
+    assert top(logits, n) == [n - 1, *range(n - 1)]
+    assert best(logits)[0] == n - 1
+    logits[n - 1] = -0.0
+    assert best(logits)[0] == 0
 
 
-@pytest.mark.parametrize("n", [500, 5000])
-def test_ranking_orders_floats_of_every_size(n: int) -> None:
+def test_top_orders_floats_of_every_size() -> None:
     rng = np.random.default_rng(3)
-    logits = (rng.normal(0, 1, n) * 10.0 ** rng.integers(-40, 38, n)).astype(np.float32)
+    logits = (rng.normal(0, 1, 5000) * 10.0 ** rng.integers(-40, 38, 5000)).astype(np.float32)
     logits[5] = -np.inf
-    assert ranked(logits, np.arange(n)).ids.tolist() == in_order(logits)
+    assert top(logits, 5000) == in_order(logits)
 
 
-def test_at_least_takes_the_floor_itself() -> None:
-    logits = np.array([1, 3, 2, 3, -np.inf, 2], dtype=np.float32)
-    assert at_least(logits, 2.0).ids.tolist() == [1, 3, 2, 5]
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_a_nan_anywhere_is_told(sign: float) -> None:
+    logits = some_logits(1, 3000)
+    logits[1234] = math.copysign(math.nan, sign)
+    assert best(logits)[1]
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.5, 4.0])
@@ -76,15 +82,57 @@ def test_log_total(scale: float) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 1000), n=st.integers(1, 5000), u=st.floats(0, 1, exclude_max=True))
-def test_draw_from_all_inverts_the_cumulative_distribution(seed: int, n: int, u: float) -> None:
+def test_draw_inverts_the_cumulative_distribution(seed: int, n: int, u: float) -> None:
     logits = some_logits(seed, n)
     logits[0] = -np.inf if n > 1 else 0.0
-    token = draw_from_all(logits, 0.7, u)
+    token, share = draw(logits, Race(scale=1 / 0.7), u)
     weights = np.exp((logits.astype(np.float64) - logits.max()) / 0.7)
     held = np.cumsum(weights) / weights.sum()
     assert weights[token] > 0
+    assert share == pytest.approx(weights[token] / weights.sum(), rel=1e-4, abs=1e-9)
     assert held[token] >= u - 1e-5
     assert held[token] - weights[token] / weights.sum() <= u + 1e-5
+
+
+races = st.builds(
+    Race,
+    top_k=st.sampled_from([0, 1, 5, 40, 1000, 9000]),
+    typical_p=st.sampled_from([1.0, 0.2, 0.9, 0.99]),
+    top_p=st.sampled_from([1.0, 0.01, 0.5, 0.95, 0.999999]),
+    reach=st.sampled_from([math.inf, 3.0, 0.5, 0.0, -1.0]),
+    xtc_threshold=st.sampled_from([1.0, 0.5, 0.1, 0.001, 0.0]),
+    min_keep=st.sampled_from([1, 3, 100]),
+    scale=st.sampled_from([1.0, 0.5, 1.25, 1e5]),
+)
+
+
+@pytest.mark.skipif(not vocab_ops.NATIVE, reason="the native sampling module is not built")
+@settings(max_examples=300, deadline=None)
+@given(
+    seed=st.integers(0, 1 << 30),
+    n=st.sampled_from([1, 2, 63, 64, 65, 1025, 9000]),
+    width=st.sampled_from([0.0, 0.3, 3.0, 300.0]),
+    n_values=st.sampled_from([0, 0, 7]),
+    n_forbidden=st.sampled_from([0, 0.9]),
+    race=races,
+    u=st.floats(0, 1, exclude_max=True),
+)
+def test_native_code_and_numpy_draw_the_same_bit_for_bit(
+    seed: int, n: int, width: float, n_values: int, n_forbidden: float, race: Race, u: float
+) -> None:
+    rng = np.random.default_rng(seed)
+    logits = rng.normal(0, width, n).astype(np.float32)
+    if n_values:
+        logits = rng.choice(logits[:n_values], n)
+    logits[rng.random(n) < n_forbidden] = -np.inf
+    logits[rng.integers(n)] = -3e38
+    logits[rng.integers(n)] = 0.5
+    assert draw(logits, race, u) == filters.draw(logits, race, u)
+    assert top(logits, 50) == vocab_ops.top_numpy(logits, 50)
+    assert best(logits) == vocab_ops.best_numpy(logits)
+    for scale in (1.0, race.scale):
+        peak, total = vocab_ops.total_weight_numpy(logits, scale)
+        assert log_total(logits, scale) == peak * scale + math.log(total / ONE)
 
 
 def test_random_numbers_depend_on_seed_position_and_stream_alone() -> None:
