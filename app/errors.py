@@ -18,7 +18,8 @@
     │ ├ OutOfDeviceMemory      an allocation was refused
     │ │ └ DoesNotFit           the devices together have no room for the model
     │ ├ UnsupportedOp          this device cannot run this op on these types
-    │ └ DeviceLost             the device is gone, with everything it held
+    │ ├ DeviceLost             the device is gone, with everything it held
+    │ └ AccessDenied           a worker and this side do not hold the same token
     ├ ProtocolError            the bytes on a wire are wrong
     │ ├ LocalProtocolError     our own side broke the rules (a bug)
     │ ├ RemoteProtocolError    the peer broke the rules
@@ -160,6 +161,15 @@ class DeviceLost(DeviceError):
         self.endpoint = endpoint
         self.command = command
         self.cause = cause
+
+
+class AccessDenied(DeviceError):
+    """A worker and this side do not hold the same token."""
+
+    def __init__(self, endpoint: str, reason: str) -> None:
+        super().__init__(f"no access to worker {endpoint}: {reason}")
+        self.endpoint = endpoint
+        self.reason = reason
 
 
 class ProtocolError(TandemError):

@@ -12,6 +12,7 @@ from app.engine.devices.numpy import NumpyDevice
 from app.errors import ConfigError, DeviceError
 from app.rpc.connect import connect
 from app.rpc.device import RpcDevice
+from app.rpc.token import Token
 
 log = logging.getLogger(__name__)
 
@@ -54,16 +55,18 @@ def open_local(names: Sequence[str] = (), options: LocalOptions = ANY) -> list[D
     return devices
 
 
-def open_devices(names: Sequence[str], rpc: Sequence[str], options: LocalOptions = ANY) -> list[Device]:
+def open_devices(
+    names: Sequence[str], rpc: Sequence[str], options: LocalOptions = ANY, token: Token | None = None
+) -> list[Device]:
     """Devices in layer order. Names are those of local devices and RPC0, RPC1, ... for what the endpoints offer.
 
     None named: every remote device if there are endpoints, else the best local one. What is opened and not used is
-    closed again. Raises ConfigError, VersionMismatch, DeviceLost.
+    closed again; `token` is shown to workers. Raises ConfigError, VersionMismatch, DeviceLost, AccessDenied.
     """
     remote: list[Device] = []
     try:
         for endpoint in rpc:
-            remote.extend(connect(endpoint, first_index=len(remote)))
+            remote.extend(connect(endpoint, first_index=len(remote), token=token))
         if not names:
             return remote or open_local((), options)
         return _chosen(names, remote, options)
@@ -87,7 +90,7 @@ def _chosen(names: Sequence[str], remote: Sequence[Device], options: LocalOption
     return chosen
 
 
-def reopen(lost: Sequence[Device]) -> list[Device]:
+def reopen(lost: Sequence[Device], token: Token | None = None) -> list[Device]:
     """Connect again to the workers behind lost devices. All devices of a worker are opened together, since a stock
     worker serves one client. Raises DeviceError while one of them is not back or has fewer devices than before.
     """
@@ -99,7 +102,7 @@ def reopen(lost: Sequence[Device]) -> list[Device]:
                 raise DeviceError(f"local device {device.name} was lost and cannot be opened again; restart the server")
             endpoint = device.link.endpoint
             if endpoint not in opened:
-                opened[endpoint] = connect(endpoint)
+                opened[endpoint] = connect(endpoint, token=token)
             if device.index >= len(opened[endpoint]):
                 raise DeviceError(f"worker {endpoint} came back without its device {device.index}")
             again = opened[endpoint][device.index]

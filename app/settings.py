@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from app.errors import ConfigError
 from app.options import (
@@ -74,6 +75,11 @@ def _cache_type(value: str) -> str:
 
 def _gpu_layers(value: str) -> str:
     return "all" if value in ("all", "auto") else str(integer(-1)(value))
+
+
+def _token_file(help: str, *other_flags: str, panel: str = DEVICES) -> Any:
+    flags = ("--rpc-token-file", *other_flags)
+    return option(None, *flags, convert=existing_file, metavar="FILE", help=help, panel=panel)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +161,7 @@ class ServeSettings(CommonSettings):
     rpc: tuple[str, ...] = option(
         (), "--rpc", convert=endpoints, metavar="HOST:PORT,...", help="Workers to split the model over.", panel=DEVICES
     )
+    rpc_token_file: Path | None = _token_file("Show this secret to workers; the first line of the file.")
     device: tuple[str, ...] = option(
         (), "-dev", "--device", convert=words, metavar="NAME,...", panel=DEVICES,
         help="Devices in layer order, such as CPU,RPC0; default: all workers if any, else the best local device.",
@@ -297,6 +304,11 @@ class WorkerSettings(CommonSettings):
         None, "--mem", convert=integer(1), metavar="MIB", panel=DEVICES,
         help="Memory that all clients together may take of each device; default: all of it.",
     )  # fmt: skip
+    rpc_token_file: Path | None = _token_file(
+        "Serve only clients that hold this secret, the first line of the file; stock clients hold none.",
+        "--token-file",
+        panel=WORKER,
+    )
     max_message: int = option(
         64, "--max-message", convert=integer(1), metavar="MIB", help="Longest message to accept.", panel=WORKER
     )
@@ -322,6 +334,7 @@ class DevicesSettings(CommonSettings):
     rpc: tuple[str, ...] = option(
         (), "--rpc", convert=endpoints, metavar="HOST:PORT,...", help="Workers to ask as well.", panel=DEVICES
     )
+    rpc_token_file: Path | None = _token_file("Show this secret to workers; the first line of the file.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

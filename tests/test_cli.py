@@ -68,6 +68,11 @@ def behind(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Seen]:
         ("worker --mem 512 --max-message 8 --model-dir / --cache-dir c --cache-size 2", "worker", WorkerSettings(
             mem=512, max_message=8, model_dir=Path("/"), cache_dir=Path("c"), cache_size=2)),
         ("devices --rpc a:1", "devices", DevicesSettings(rpc=("a:1",))),
+        (f"devices --rpc a:1 --rpc-token-file {__file__}", "devices", DevicesSettings(
+            rpc=("a:1",), rpc_token_file=Path(__file__))),
+        (f"serve --rpc-token-file {__file__}", "serve", ServeSettings(rpc_token_file=Path(__file__))),
+        (f"worker --rpc-token-file {__file__}", "worker", WorkerSettings(rpc_token_file=Path(__file__))),
+        (f"worker --token-file {__file__}", "worker", WorkerSettings(rpc_token_file=Path(__file__))),
     ],
 )  # fmt: skip
 def test_what_reaches_the_functions(behind: Callable[..., Seen], arguments: str, name: str, settings: object) -> None:
@@ -86,6 +91,7 @@ def test_what_reaches_the_functions(behind: Callable[..., Seen], arguments: str,
         ("serve --port x", "tandem: --port: 'x' is not a whole number"),
         ("serve a b", "tandem: got unexpected extra argument"),
         ("serve a -m b", "tandem: the argument MODEL and --model say the same thing"),
+        ("worker --rpc-token-file /no/such/file", "tandem: --rpc-token-file: there is no file /no/such/file"),
         ("worker --protocol 5.1", "tandem: --protocol: '5.1' is unknown; use 7.0 or 6.0"),
         ("pull nothing", "tandem: no model is called 'nothing'; known names: smollm2"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from app import fleet, report
 from app.bootstrap.local_options import local_options
+from app.bootstrap.tokens import token_of
 from app.settings import DevicesSettings
 
 
@@ -13,7 +14,7 @@ def list_devices(settings: DevicesSettings) -> int:
     found = fleet.open_local((), options)
     try:
         if settings.rpc:
-            found += fleet.open_devices((), settings.rpc, options)
+            found += fleet.open_devices((), settings.rpc, options, token_of(settings.rpc_token_file))
         report.print_table(report.device_table(found))
     finally:
         fleet.close_all(found)

@@ -25,6 +25,7 @@ from app.engine.trace import Trace
 from app.errors import InternalError, TandemError
 from app.recovery import Recovery
 from app.rpc.tensor_hashes import TensorHashes
+from app.rpc.token import Token
 from app.settings import hash_cache_dir
 
 log = logging.getLogger(__name__)
@@ -53,7 +54,10 @@ class Placed:
 class Loading:
     """Loads the model on a thread of its own while the server already answers, and keeps what was built."""
 
-    def __init__(self, placed: Placed, front: ServiceFront, trace: Trace | None = None) -> None:
+    def __init__(
+        self, placed: Placed, front: ServiceFront, trace: Trace | None = None, token: Token | None = None
+    ) -> None:
+        """`token`: what to show workers that come back."""
         self._placed = placed
         self._front = front
         self._trace = trace
@@ -61,7 +65,7 @@ class Loading:
         self._error: TandemError | None = None
         self._tell_failure: Callable[[], None] | None = None
         self._hashes = _hash_source(placed.opened.gguf)
-        self._recovery = Recovery(placed.opened.gguf, fleet.reopen, hashes=self._hashes)
+        self._recovery = Recovery(placed.opened.gguf, partial(fleet.reopen, token=token), hashes=self._hashes)
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 

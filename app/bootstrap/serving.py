@@ -11,6 +11,7 @@ from datetime import datetime
 from app import fleet, models_store, report
 from app.bootstrap.loading import Loading, Opened, Placed
 from app.bootstrap.local_options import local_options
+from app.bootstrap.tokens import token_of
 from app.engine.device import Device
 from app.engine.front import ServiceFront
 from app.engine.gguf.file_type import file_type_name
@@ -51,7 +52,8 @@ def plan(settings: ServeSettings) -> int:
 
 
 def _open_devices(settings: ServeSettings) -> list[Device]:
-    devices = fleet.open_devices(settings.device, settings.rpc, local_options(settings))
+    token = token_of(settings.rpc_token_file)
+    devices = fleet.open_devices(settings.device, settings.rpc, local_options(settings), token)
     if settings.split_mode == "none":
         fleet.close_all(devices[1:])
         return devices[:1]
@@ -100,7 +102,8 @@ def _serve_placed(settings: ServeSettings, placed: Placed) -> int:
     listener = listen(settings.host, settings.port)
     opened = placed.opened
     front = ServiceFront(_info(settings, placed), opened.tokenizer, opened.template)
-    loading = Loading(placed, front, None if settings.trace is None else Trace(settings.trace))
+    token = token_of(settings.rpc_token_file)
+    loading = Loading(placed, front, None if settings.trace is None else Trace(settings.trace), token)
     with listener:
         loading.start(url_of(listener), bool(settings.api_keys()))
         from app.bootstrap import web  # this takes half a second, in which weights are on their way

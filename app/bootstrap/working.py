@@ -6,6 +6,7 @@ import logging
 
 from app import fleet
 from app.bootstrap.local_options import local_options
+from app.bootstrap.tokens import token_of
 from app.listening import is_loopback
 from app.rpc import worker as rpc_worker
 from app.rpc.worker import Worker
@@ -30,16 +31,17 @@ def work(settings: WorkerSettings) -> int:
             hash_dir=hash_cache_dir() if settings.model_dir else None,
             cache_dir=settings.cache_dir,
             cache_bytes=settings.cache_size << 30,
+            token=token_of(settings.rpc_token_file),
         ),
     )
     try:
         served.start()
         names = ", ".join(f"{device.name} ({device.caps.description or device.caps.kind})" for device in devices)
         print(f"worker listening on {settings.host}:{served.port}, serving {names}", flush=True)
-        if not is_loopback(settings.host):
+        if settings.rpc_token_file is None and not is_loopback(settings.host):
             log.warning(
                 "%s is reachable from other machines, and whoever reaches this port can use its memory and compute; "
-                "keep it on a private network",
+                "give it a --rpc-token-file, or keep it on a private network",
                 settings.host,
             )
         served.wait()

@@ -20,7 +20,8 @@ LAST_WORDS_S = 1.0
 class ClientSocket:
     """Used by one thread, except for `stop`.
 
-    `hello_s` bounds the silence before HELLO, `idle_s` a pause within a request and within taking an answer.
+    `hello_s` bounds the silence before HELLO and of a stranger, who has not shown the worker's token; `idle_s` a pause
+    within a request and within taking an answer.
     """
 
     def __init__(self, sock: socket.socket, parser: RequestParser, *, hello_s: float, idle_s: float) -> None:
@@ -29,6 +30,7 @@ class ClientSocket:
         self._parser = parser
         self._hello_s = hello_s
         self._idle_s = idle_s
+        self.is_stranger = False
 
     @property
     def payload_left(self) -> int:
@@ -132,6 +134,8 @@ class ClientSocket:
             silent_s = time.monotonic() - began
             if not parser.greeted and silent_s > self._hello_s:
                 raise RemoteProtocolError(f"no HELLO within {self._hello_s:g} s")
+            if self.is_stranger and silent_s > self._hello_s:
+                raise RemoteProtocolError(f"the token was not shown within {self._hello_s:g} s")
             if parser.mid_request and silent_s > self._idle_s:
                 raise RemoteProtocolError(f"silence for {self._idle_s:g} s in the middle of a request")
         return n

@@ -15,6 +15,7 @@ from app.rpc.handshake import dial_and_greet
 from app.rpc.heartbeat import Heartbeat
 from app.rpc.link import Link
 from app.rpc.messages import Describe, DeviceCount, GetAlignment, GetMaxSize
+from app.rpc.token import Token
 
 #: More devices than any machine has; bounds what a peer can make us open.
 MAX_DEVICES = 256
@@ -25,24 +26,34 @@ OFFERS_ABOVE_BYTES_TANDEM = 4 << 10
 
 
 def connect(
-    endpoint: str, *, first_index: int = 0, timeouts: Timeouts | None = None, dial: Dial | None = None
+    endpoint: str,
+    *,
+    first_index: int = 0,
+    timeouts: Timeouts | None = None,
+    dial: Dial | None = None,
+    token: Token | None = None,
 ) -> list[RpcDevice]:
     """The devices of one worker, named RPC<n>[endpoint] from `first_index` on. Blocks.
 
     A stock worker serves one client, so all its devices share one connection; a Tandem worker gets one per device, so
-    that they overlap, and one for heartbeats. `dial` replaces TCP.
-    Raises DeviceLost, DeviceError, RemoteProtocolError, VersionMismatch.
+    that they overlap, and one for heartbeats. `dial` replaces TCP; `token` is shown to workers that have one.
+    Raises DeviceLost, DeviceError, AccessDenied, RemoteProtocolError, VersionMismatch.
     """
     timeouts = timeouts or Timeouts()
     dial = dial or tcp_dial(endpoint, timeouts)
-    first = _open(dial, endpoint, timeouts)
+
+    def open_one() -> Dispatcher:
+        sock, peer = dial_and_greet(dial, endpoint, timeouts, token)
+        return Dispatcher(sock, peer, endpoint, timeouts)
+
+    first = open_one()
     opened = [first]
     try:
         count = int(first.ask(DeviceCount()).result().value)
         if not 0 < count <= MAX_DEVICES:
             raise DeviceError(f"worker {endpoint} announces {count} devices, but must have 1 to {MAX_DEVICES}")
         if first.peer.is_tandem:
-            opened += [_open(dial, endpoint, timeouts) for _ in range(count)]
+            opened += [open_one() for _ in range(count)]
             links = [Link(dispatcher, 1) for dispatcher in opened[:count]]
         else:
             links = [Link(first, count)] * count
@@ -66,11 +77,6 @@ def _devices(links: Sequence[Link], told: _Description, first_index: int) -> lis
         caps = _caps(link, index, told.devices[index])
         devices.append(RpcDevice(name, link, index, caps, offers_above_bytes=told.offers_above_bytes))
     return devices
-
-
-def _open(dial: Dial, endpoint: str, timeouts: Timeouts) -> Dispatcher:
-    sock, peer = dial_and_greet(dial, endpoint, timeouts)
-    return Dispatcher(sock, peer, endpoint, timeouts)
 
 
 def _caps(link: Link, index: int, described: dict[str, str]) -> DeviceCaps:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 from dataclasses import dataclass
 
@@ -9,9 +10,13 @@ from app.errors import DeviceLost, RemoteProtocolError, VersionMismatch
 from app.rpc.endpoint import Dial, Timeouts, tune
 from app.rpc.messages import Hello, HelloAnswer
 from app.rpc.protocol import encode
+from app.rpc.proving import prove
 from app.rpc.sockets import receive_exactly
 from app.rpc.specs import SPECS, SPOKEN, Specs, decode_answer
+from app.rpc.token import Token
 from app.rpc.wire import ANSWER_HEADER, TANDEM_PAD, Command
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +36,20 @@ class Peer:
         return f"{kind} worker, protocol {self.version[0]}.{self.version[1]}.{self.patch}"
 
 
-def dial_and_greet(dial: Dial, endpoint: str, timeouts: Timeouts) -> tuple[socket.socket, Peer]:
-    """A greeted connection. Raises DeviceLost, RemoteProtocolError (not a worker) and VersionMismatch."""
+def dial_and_greet(
+    dial: Dial, endpoint: str, timeouts: Timeouts, token: Token | None = None
+) -> tuple[socket.socket, Peer]:
+    """A greeted connection; with a token, one on which both sides have proved that they hold it, if the worker has one.
+
+    Raises DeviceLost, RemoteProtocolError (not a worker), VersionMismatch and AccessDenied.
+    """
     sock = dial()
     try:
         tune(sock)
-        return sock, _greet(sock, endpoint, timeouts)
+        peer = _greet(sock, endpoint, timeouts)
+        if token is not None:
+            _authenticate(sock, peer, endpoint, token)
+        return sock, peer
     except BaseException:
         sock.close()
         raise
@@ -71,3 +84,14 @@ def _greet(sock: socket.socket, endpoint: str, timeouts: Timeouts) -> Peer:
     if version not in SPECS:
         raise VersionMismatch(endpoint, (answer.major, answer.minor, answer.patch), SPOKEN)
     return Peer(version, answer.patch, answer.pad == TANDEM_PAD)
+
+
+def _authenticate(sock: socket.socket, peer: Peer, endpoint: str, token: Token) -> None:
+    if not peer.is_tandem:
+        log.warning("worker %s is a stock one and knows no token: whoever reaches it can use it", endpoint)
+        return
+    try:
+        prove(sock, peer, endpoint, token)
+    except (EOFError, OSError) as error:
+        cause = str(error) or "the worker hung up"
+        raise DeviceLost(endpoint, f"while both sides showed their token: {cause}", command="AUTH_PROVE") from error

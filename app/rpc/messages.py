@@ -231,6 +231,22 @@ class Ping:
 
 
 @dataclass(frozen=True, slots=True)
+class AuthChallenge:
+    """Ask for a worker's nonce, and tell it ours; see `token`."""
+
+    command: ClassVar[Command] = Command.AUTH_CHALLENGE
+    nonce: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class AuthProve:
+    """Prove that we hold the worker's token; it answers with its own proof, or hangs up."""
+
+    command: ClassVar[Command] = Command.AUTH_PROVE
+    proof: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class HelloAnswer:
     """Who answers: the protocol version, and a pad byte that only Tandem workers set."""
 
@@ -257,6 +273,21 @@ class Value:
 
 
 @dataclass(frozen=True, slots=True)
+class Challenge:
+    """A worker's nonce, and whether it serves only those who hold its token."""
+
+    demanded: int
+    nonce: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """A worker's own proof."""
+
+    proof: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryAnswer:
     """Free and total bytes of a device."""
 
@@ -268,6 +299,6 @@ Request = (
     Hello | AllocBuffer | GetAlignment | GetMaxSize | BufferGetBase | FreeBuffer | BufferClear | SetTensor
     | SetTensorHash | GetTensor | CopyTensor | GetDeviceMemory | InitTensor | GetAllocSize | DeviceCount
     | GraphRecompute | MemsetTensor | GraphCompute | Describe | GraphStore | GraphRun | GraphDrop | WriteBatch
-    | ReadRegion | Ping
+    | ReadRegion | Ping | AuthChallenge | AuthProve
 )  # fmt: skip
-Answer = HelloAnswer | Allocated | Value | MemoryAnswer
+Answer = HelloAnswer | Allocated | Value | MemoryAnswer | Challenge | Proof

@@ -136,7 +136,7 @@ class RequestParser(_Parser):
     def __init__(self, version: tuple[int, int], max_message_bytes: int = MAX_MESSAGE_BYTES) -> None:
         super().__init__()
         self._specs: Specs = SPECS[version]
-        self._max_message_bytes = max_message_bytes
+        self.max_message_bytes = max_message_bytes
         self.greeted = False
         self._spec: Spec | None = None
         self._size = 0
@@ -182,7 +182,7 @@ class RequestParser(_Parser):
         fixed = spec.request.fixed_bytes
         if size != fixed:
             try:
-                check_request_size(spec, _COMMANDS[number], size, self._max_message_bytes)
+                check_request_size(spec, _COMMANDS[number], size, self.max_message_bytes)
             except RemoteProtocolError as error:
                 raise self._refuse(str(error)) from None
         self.greeted = True

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from app.errors import DeviceError, TandemError
-from app.rpc import computing, facts, memory, receiving, sending
+from app.rpc import computing, facts, memory, receiving, sending, trust
 from app.rpc import messages as m
 from app.rpc.answers import Answers, Staging
 from app.rpc.client_socket import ClientSocket
@@ -21,6 +21,7 @@ from app.rpc.graphs import Graphs
 from app.rpc.holdings import Holdings
 from app.rpc.protocol import RequestParser, encode_answer
 from app.rpc.specs import SPECS
+from app.rpc.trust import Trust
 from app.rpc.wire import ANSWER_HEADER, FIRST_EXTENSION, Command
 from app.rpc.workload import Workload
 
@@ -46,9 +47,11 @@ class Session:
         self.answers = Answers(self.socket, self.check, self._answers_ended)
         self.staging = Staging()
         self.workload = Workload(self.check)
+        self.trust = Trust(settings.token, self.socket, parser)
         self._specs = SPECS[settings.version]
         self._parser = parser
-        self._understands_notices = False
+        #: A stranger is told why it is refused in any case: one that does not understand fails as it should.
+        self._understands_notices = not self.trust.given
         self._failure: str | None = None
 
     def run(self) -> None:
@@ -84,6 +87,7 @@ class Session:
             self.check()
             if request.command >= FIRST_EXTENSION:
                 self._understands_notices = True
+            self.trust.check(request.command)
             _HANDLERS[request.command](self, request)
 
     # -- for the handlers -------------------------------------------------------------------------------------------
@@ -135,4 +139,5 @@ _HANDLERS: Mapping[Command, Callable[[Session, Any], None]] = {
     **receiving.HANDLERS,
     **sending.HANDLERS,
     **computing.HANDLERS,
+    **trust.HANDLERS,
 }

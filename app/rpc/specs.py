@@ -146,6 +146,8 @@ _COMMON: dict[Command, Spec] = {
     Command.WRITE_BATCH: Spec(Layout(m.WriteBatch, "*")),
     Command.READ_REGION: Spec(Layout(m.ReadRegion, "Q Q"), _exactly),
     Command.PING: _answered(Layout(m.Ping, "Q"), _U64),
+    Command.AUTH_CHALLENGE: _answered(Layout(m.AuthChallenge, "32s"), Layout(m.Challenge, "B 32s")),
+    Command.AUTH_PROVE: _answered(Layout(m.AuthProve, "32s"), Layout(m.Proof, "32s")),
 }
 
 Specs = dict[Command, Spec]

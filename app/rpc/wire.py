@@ -42,7 +42,7 @@ ZERO_SRC = (0,) * MAX_SRC
 
 
 class Command(IntEnum):
-    """Command numbers. From 128 on they are Tandem's own; 128 itself is kept free for authentication."""
+    """Command numbers. From 128 on they are Tandem's own."""
 
     ALLOC_BUFFER = 0
     GET_ALIGNMENT = 1
@@ -63,6 +63,7 @@ class Command(IntEnum):
     GRAPH_RECOMPUTE = 16
     MEMSET_TENSOR = 17
     # Tandem's own
+    AUTH_CHALLENGE = 128
     DESCRIBE = 129
     GRAPH_STORE = 130
     GRAPH_RUN = 131
@@ -70,6 +71,7 @@ class Command(IntEnum):
     WRITE_BATCH = 133
     READ_REGION = 134
     PING = 135
+    AUTH_PROVE = 136
 
 
 FIRST_EXTENSION = 128

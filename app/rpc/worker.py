@@ -18,6 +18,7 @@ from app.rpc.lobby import Lobby
 from app.rpc.protocol import MAX_MESSAGE_BYTES, RequestParser
 from app.rpc.session import Session
 from app.rpc.station import Station
+from app.rpc.token import Token
 from app.rpc.weight_cache import WeightCache
 from app.rpc.weights import ModelIndex, WeightStore
 
@@ -36,7 +37,8 @@ class WorkerSettings:
     limits what all clients together may take of each device; None: all of it. `hello_s` and `idle_s` bound a client's
     silence before its HELLO and in the middle of a request. Weights found below `model_dir` need not be sent (their
     hashes are kept in `hash_dir`, which must be given with it); those sent are kept in `cache_dir`, up to
-    `cache_bytes`, for whoever asks for the same bytes: share such a worker among people who trust each other.
+    `cache_bytes`, for whoever asks for the same bytes: share such a worker among people who trust each other. With a
+    `token` only clients that hold it are served, which leaves out stock ones.
     """
 
     host: str = "127.0.0.1"
@@ -52,6 +54,7 @@ class WorkerSettings:
     hash_dir: Path | None = None
     cache_dir: Path | None = None
     cache_bytes: int = 32 << 30
+    token: Token | None = None
 
 
 class Worker:
@@ -59,6 +62,8 @@ class Worker:
 
     def __init__(self, devices: Sequence[Device], settings: WorkerSettings | None = None) -> None:
         self.settings = settings or WorkerSettings()
+        if self.settings.token is not None and not self.settings.extensions:
+            raise ConfigError("a worker that passes for a stock one cannot ask for a token")
         self.stations = tuple(Station(device, self.settings.mem_bytes) for device in devices)
         self.weights = _weight_store(self.settings)
         self._lock = threading.Lock()
@@ -100,7 +105,7 @@ class Worker:
         session = Session(self, sock, client, parser or self._new_parser())
         thread = threading.Thread(target=self._session, args=(session,), name=f"rpc-serve-{client}", daemon=True)
         with self._lock:
-            full = self._closing or len(self._sessions) >= self.settings.max_clients
+            full = self._closing or (len(self._sessions) >= self.settings.max_clients and not self._evict_stranger())
             if not full:
                 self._sessions[session] = thread
         if full:
@@ -108,6 +113,14 @@ class Worker:
             sock.close()
             return
         thread.start()
+
+    def _evict_stranger(self) -> bool:
+        """Hang up on somebody who has not shown the token yet, in favour of a newcomer. The lock is held."""
+        stranger = next((session for session in self._sessions if not session.trust.given), None)
+        if stranger is not None:
+            log.warning("closed client %s: it has not shown the token, and all places are taken", stranger.client)
+            stranger.stop()
+        return stranger is not None
 
     def new_address(self, size_bytes: int) -> tuple[int, int]:
         """A handle and a base address for a new buffer, unique in this worker's life."""

@@ -26,6 +26,7 @@ from app.rpc import messages as m
 from app.rpc.lower import Address, encode_graph
 from app.rpc.protocol import RequestParser, encode
 from app.rpc.session import Session
+from app.rpc.token import Token
 from app.rpc.transfers import BATCH_ITEM
 from app.rpc.wire import region
 from app.rpc.worker import Worker, WorkerSettings
@@ -93,12 +94,15 @@ def device() -> NumpyDevice:
     return NumpyDevice("CPU", 1, MEMORY_BYTES)
 
 
-def one_input(data: bytes, piece_bytes: int = 1 << 16) -> Script:
-    """One session of a client that says HELLO and then `data`. Raises what the worker would call its own bug."""
+def one_input(data: bytes, piece_bytes: int = 1 << 16, token: Token | None = None) -> Script:
+    """One session of a client that says HELLO and then `data`. Raises what the worker would call its own bug.
+
+    With a token the client is a stranger, whatever it says.
+    """
     bugs = Bugs()
     logger = logging.getLogger("app.rpc")
     logger.addHandler(bugs)
-    worker = Worker([device()], WorkerSettings(max_message_bytes=1 << 20))
+    worker = Worker([device()], WorkerSettings(max_message_bytes=1 << 20, token=token))
     script = Script(encode(m.Hello(), VERSION) + data, piece_bytes)
     try:
         sock: Any = script
@@ -180,6 +184,7 @@ def _every_command() -> bytes:
         (m.WriteBatch(memoryview(b"")), BATCH_ITEM.pack(BASE, 4) + b"abcd" + BATCH_ITEM.pack(BASE + 9, 2) + b"xy"),
         (m.ReadRegion(BASE, 16), b""),
         (m.Ping(1), b""),
+        (m.AuthChallenge(bytes(32)), b""),
     ):
         recorder.say(request, tail)
     tensors = (placed(recorder.buffer, 0), placed(recorder.buffer, 64, op=Op.ADD, src=(0, 0), flags=RUN))

@@ -9,7 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.rpc.fuzz_worker import CORPUS, device, one_input, seeds
+from app.rpc import messages as m
+from app.rpc.protocol import encode
+from app.rpc.token import Token
+from app.rpc.wire import MAX_ERROR_NOTICE_BYTES
+from tests.rpc.fuzz_worker import CORPUS, VERSION, device, one_input, seeds
 
 SEEDS = list(seeds())
 
@@ -67,3 +71,13 @@ def test_damaged_conversations(data: bytes) -> None:
 @given(st.binary(max_size=600))
 def test_noise(data: bytes) -> None:
     one_input(data)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.one_of(damaged(), st.binary(max_size=600).map(lambda proof: encode(m.AuthChallenge(bytes(32)), VERSION) + proof))
+)
+def test_whatever_strangers_say_they_get_nothing(data: bytes) -> None:
+    script = one_input(data, token=Token(b"a token that nobody here has"))
+    refusal = 8 + 4 + MAX_ERROR_NOTICE_BYTES
+    assert script.answered_bytes <= 36 + 41 + refusal  # HELLO and one challenge

@@ -51,6 +51,8 @@ REQUESTS: list[tuple[Any, bytes]] = [
     (m.WriteBatch(memoryview(BULK)), BULK),
     (m.ReadRegion(0xDEADBEEF, 64), b""),
     (m.Ping(42), b""),
+    (m.AuthChallenge(b"n" * 32), b""),
+    (m.AuthProve(b"p" * 32), b""),
 ]
 IDS = [type(request).__name__ for request, _ in REQUESTS]
 
@@ -313,6 +315,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "B": U8,
     "T": TENSORS,
     "24s": st.binary(min_size=24, max_size=24),
+    "32s": st.binary(min_size=32, max_size=32),
 }
 
 
