@@ -12,6 +12,7 @@ import pytest
 
 from app.api.options import ApiOptions
 from tests.api.live import WAIT_S, LiveServer, live_server
+from tests.api.node.packages import packages_at
 from tests.fakes.engine import FakeEngine
 
 ANSWER = "Hello from the fake engine."
@@ -22,13 +23,8 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def package_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    npm = shutil.which("npm")
-    if npm is None or shutil.which("node") is None:
-        pytest.skip("no Node here")
     place = tmp_path_factory.mktemp("node")
-    command = [npm, "install", "--no-audit", "--no-fund", "--silent", "openai"]
-    if subprocess.run(command, cwd=place, capture_output=True, timeout=100).returncode != 0:
-        pytest.skip("the package registry for Node is out of reach")
+    packages_at(place, "openai")
     return place
 
 
