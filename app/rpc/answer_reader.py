@@ -1,10 +1,17 @@
-"""The reading half of a connection: answers in the order of their questions, straight into the memory that waits."""
+"""The reading half of a connection: answers in the order of their questions, straight into the memory that waits.
+
+Whoever waits for an answer reads the connection itself, as long as nobody else does: handing the answer over from
+another thread would cost two changes of thread. A thread of the reader's own looks after everything that nobody waits
+for, and rests while others read.
+"""
 
 from __future__ import annotations
 
+import select
 import socket
 import threading
-from typing import TYPE_CHECKING
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,15 +25,21 @@ if TYPE_CHECKING:
 #: Answers of this size and more are received straight into memory of their own.
 DIRECT_BYTES = 2048
 
+#: So many answers in a row must be read by who waits for them before the reader's own thread rests, and so long it
+#: rests before it looks whether that is still so. An answer that nobody waits for may come late by that much, once.
+RESTS_AFTER, REST_S = 16, 0.02
+
 
 class AnswerReader:
-    """Reads on a thread of its own until the connection ends, and declares it lost when the worker breaks a rule or a
-    deadline. Shares the dispatcher's lock and its queue of expected answers.
+    """Reads until the connection ends, and declares it lost when the worker breaks a rule or a deadline.
+
+    Shares the dispatcher's lock and its queue of expected answers. `_reading` is held by the one thread that reads.
     """
 
-    def __init__(self, dispatcher: Dispatcher) -> None:
+    def __init__(self, dispatcher: Dispatcher, tick_s: float) -> None:
         self._dispatcher = dispatcher
         self._sock = dispatcher.sock
+        self._tick_s = tick_s
         self._lock = dispatcher.lock
         self._pending = dispatcher.pending
         self._timeouts = dispatcher.timeouts
@@ -34,18 +47,100 @@ class AnswerReader:
         self._parser = AnswerParser()
         self._parser.understands_notices = dispatcher.peer.is_tandem
         self._received_at = now()
-        self.thread = threading.Thread(target=self._read, name=f"rpc-read-{dispatcher.endpoint}", daemon=True)
-        self.thread.start()
+        self._reading = threading.Lock()
+        #: Who reads for an answer of its own, and how often that was so since the reader's thread last had to.
+        self._waiter: int | None = None
+        self._n_waiters = 0
+        self._rests = False
+        self._rouse = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name=f"rpc-read-{dispatcher.endpoint}", daemon=True)
 
-    def _read(self) -> None:
-        parser = self._parser
+    def start(self) -> None:
+        self._thread.start()
+
+    def read_for(self, future: Future[Any]) -> None:
+        """Read until a future of this connection is done, unless somebody else reads. Raises nothing."""
+        if not self._reading.acquire(blocking=False):
+            return
+        self._waiter = threading.get_ident()
+        self._n_waiters += 1
         try:
-            while True:
-                parser.received(self._receive(parser.space()))
-                while parser.buffered and self._deliver():
-                    pass
+            while not future.done():
+                self._take()
         except (OSError, ProtocolError, EOFError) as error:
             self._dispatcher.lose(cause_of(error))
+        finally:
+            self._waiter = None
+            self._reading.release()
+            if self._rests and self._pending:
+                self._rouse.set()
+
+    def end(self) -> None:
+        """Wait until nobody reads any more, for after the connection was lost. Also from a callback of an answer."""
+        self._rouse.set()
+        if threading.current_thread() is self._thread:
+            return
+        self._thread.join()
+        if self._waiter != threading.get_ident():
+            with self._reading:
+                pass
+
+    # -- the reader's own thread ------------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        poll = select.poll()
+        poll.register(self._sock, select.POLLIN)
+        try:
+            while self._dispatcher.lost is None:
+                if self._n_waiters >= RESTS_AFTER:
+                    self._rest()
+                    continue
+                arrived = bool(poll.poll(self._tick_s * 1000))
+                if not self._reading.acquire(blocking=False):
+                    self._rest()
+                    continue
+                try:
+                    self._look_after(arrived)
+                finally:
+                    self._reading.release()
+        except (OSError, ProtocolError, EOFError) as error:
+            self._dispatcher.lose(cause_of(error))
+
+    def _look_after(self, arrived: bool) -> None:
+        if not arrived:
+            self._check_deadlines()
+            return
+        try:
+            n = self._sock.recv_into(self._parser.space(), 0, socket.MSG_DONTWAIT)
+        except BlockingIOError:  # a waiter was faster
+            return
+        self._n_waiters = 0
+        self._count(n)
+        self._understand(n)
+
+    def _rest(self) -> None:
+        """Leave the connection to those who wait for its answers, until they leave some behind or do not come back."""
+        seen = self._n_waiters
+        self._rests = True
+        abandoned = self._waiter is None and bool(self._pending)
+        if not abandoned:
+            abandoned = self._rouse.wait(REST_S) or (self._waiter is None and self._n_waiters == seen)
+        self._rests = False
+        self._rouse.clear()
+        if abandoned:
+            self._n_waiters = 0
+
+    # -- whoever reads ----------------------------------------------------------------------------------------------
+
+    def _take(self) -> None:
+        """Wait for bytes and deliver what is whole."""
+        self._understand(self._receive(self._parser.space()))
+
+    def _understand(self, n: int) -> None:
+        parser = self._parser
+        parser.received(n)
+        while parser.buffered and self._deliver():
+            pass
 
     def _receive(self, space: memoryview, flags: int = 0) -> int:
         """Receive something; with MSG_WAITALL all of `space`, unless a tick passes in the middle.
@@ -58,11 +153,14 @@ class AnswerReader:
             except BlockingIOError:  # one tick without a byte
                 self._check_deadlines()
                 continue
-            if n == 0:
-                raise EOFError("the worker closed the connection")
-            self._received_at = now()
-            self._counters.received_bytes += n
+            self._count(n)
             return n
+
+    def _count(self, n: int) -> None:
+        if n == 0:
+            raise EOFError("the worker closed the connection")
+        self._received_at = now()
+        self._counters.received_bytes += n
 
     def _check_deadlines(self) -> None:
         """Called tick by tick while nothing arrives."""

@@ -16,6 +16,7 @@ from app.engine.ggml import MAX_SRC, TRAITS, Op
 from app.engine.opcheck import check_program
 from app.engine.program import Buffer, PlacedTensor, Program
 from app.errors import DeviceError, DeviceLost, OutOfDeviceMemory, TandemError, UnsupportedOp
+from app.rpc.awaited import Awaited
 from app.rpc.link import Link, RpcBuffer
 from app.rpc.lower import Address, describe_tensor, encode_graph
 from app.rpc.messages import (
@@ -301,7 +302,7 @@ class RpcDevice(Device):
 
     def _event(self, value: T) -> Future[T]:
         """Resolves to `value` once everything before it is done: when the cheapest question behind it is answered."""
-        future: Future[T] = Future()
+        future: Awaited[T] = self.link.dispatcher.awaited()
         answer = Answer("GET_ALIGNMENT", 8, 8, future, decode=lambda body: value)
         self._sender.submit("GET_ALIGNMENT", self._frames.record, answer)
         return future

@@ -1,9 +1,10 @@
 """One connection to one worker: commands from any thread go out in order, answers come back in order.
 
 Whoever submits a command while nothing else is being written sends it in its own thread, without blocking; what the
-socket does not take at once is left to a writer thread. A reader thread receives all the while, large answers straight
-into the caller's memory, so two large transfers in opposite directions cannot deadlock. Small commands that wait
-together leave in one system call; payloads leave as views of their source.
+socket does not take at once is left to a writer thread. Whoever waits for an answer reads the connection meanwhile, and
+a reader thread does when nobody waits, large answers straight into the caller's memory; so two large transfers in
+opposite directions cannot deadlock. Small commands that wait together leave in one system call; payloads leave as views
+of their source.
 
 When the connection is lost, everything pending and everything submitted later fails with DeviceLost.
 """
@@ -19,6 +20,7 @@ from typing import Any
 
 from app.errors import DeviceLost
 from app.rpc.answer_reader import AnswerReader, cause_of
+from app.rpc.awaited import Awaited
 from app.rpc.counters import ConnectionStats, Counters
 from app.rpc.endpoint import Timeouts
 from app.rpc.handshake import Peer
@@ -51,8 +53,10 @@ class Dispatcher:
         self._handed_over: tuple[Batch, int] | None = None
         self._writer_wakes = threading.Condition(self.lock)
         self._writer: threading.Thread | None = None
-        set_ticks(sock, min(TICK_S, timeouts.answer_s / 4, timeouts.idle_s / 4))
-        self._reader = AnswerReader(self)
+        tick_s = min(TICK_S, timeouts.answer_s / 4, timeouts.idle_s / 4)
+        set_ticks(sock, tick_s)
+        self._reader = AnswerReader(self, tick_s)
+        self._reader.start()
 
     @property
     def lost(self) -> DeviceLost | None:
@@ -76,7 +80,7 @@ class Dispatcher:
         """
         spec = self.peer.specs[request.command]
         least, most = answer_range(spec, request)
-        future: Future[Any] = Future()
+        future: Awaited[Any] = self.awaited()
         decode = None if spec.answer is None else spec.answer.unpack
         answer = Answer(request.command.name, least, most, future, into, decode)
         tail_bytes = 0 if tail is None else len(tail)
@@ -84,6 +88,10 @@ class Dispatcher:
         entry = Entry(request.command.name, frame, tail, tail_bytes, gate, answer=answer, lane=lane, surfaces=surfaces)
         self.submit(entry)
         return future
+
+    def awaited(self) -> Awaited[Any]:
+        """A future for an answer of this connection. Who waits for it reads the connection meanwhile."""
+        return Awaited(self._reader.read_for)
 
     def tell(
         self,
@@ -111,7 +119,7 @@ class Dispatcher:
             if at_once:
                 self._writing = True
                 if entry.answer is not None:
-                    entry.answer.written_at = now()
+                    entry.answer.written(now())
                     self.pending.append(entry.answer)
             else:
                 self._outbox.put(entry)
@@ -152,9 +160,9 @@ class Dispatcher:
         with self.lock:
             self._watchers.clear()
         self.lose("the connection was closed by this side")
-        for thread in (self._reader.thread, self._writer):
-            if thread is not None and thread is not threading.current_thread():
-                thread.join()
+        self._reader.end()
+        if self._writer is not None and self._writer is not threading.current_thread():
+            self._writer.join()
         self.sock.close()
 
     # -- writing --------------------------------------------------------------------------------------------------
@@ -215,7 +223,7 @@ class Dispatcher:
                 at = now()
                 for entry in batch.entries:
                     if entry.answer is not None:
-                        entry.answer.written_at = at
+                        entry.answer.written(at)
         return batch
 
     def _send_inline(self) -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from app.errors import DeviceError
+from app.rpc.awaited import Awaited
 
 #: A gate's value that says: do not send this command after all.
 SKIP: Final = object()
@@ -42,10 +43,15 @@ class Answer:
     command: str
     least: int
     most: int
-    future: Future[Any]
+    future: Awaited[Any]
     into: memoryview | None = None
     decode: Callable[[memoryview], Any] | None = None
     written_at: float = 0.0
+
+    def written(self, at: float) -> None:
+        """The question is on the wire, or about to be: the answer can be waited for there."""
+        self.written_at = at
+        self.future.on_wire = True
 
 
 @dataclass(slots=True, eq=False)

@@ -6,6 +6,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from app.errors import DeviceLost
+from app.rpc.awaited import Awaited
 from app.rpc.link import Link, RpcBuffer
 from app.rpc.messages import CopyTensor, Request, SetTensorHash, Value
 from app.rpc.outbox import SKIP, Answer, Entry, LaneState, settle
@@ -113,7 +114,7 @@ class Sender:
         return sent
 
     def read(self, buffer: RpcBuffer, offset: int, size: int, into: memoryview | None) -> Future[memoryview]:
-        future: Future[memoryview] = Future()
+        future: Awaited[memoryview] = self._link.dispatcher.awaited()
         answer = Answer(self._read_command, size, size, future, into)
         self.submit(self._read_command, get_frame(buffer, offset, size), answer)
         return future
@@ -152,7 +153,7 @@ class Sender:
     ) -> None:
         """A read and a write of the same bytes, in their places in the queue, unless `tried` says SKIP."""
         self.flush()
-        staged: Future[Any] = Future()
+        staged = self._link.dispatcher.awaited()
         answer = Answer("GET_TENSOR", n, n, staged)
         frame = get_frame(source, source_offset, n)
         self._link.dispatcher.submit(Entry("GET_TENSOR", frame, gate=tried, answer=answer, lane=self._lane))
