@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from app.api.errors import Cancelled
 from app.engine.request import Delta, Finished, FinishReason, Started, Timings, TokenInfo
 from app.engine.service import GenerationStream
-from app.engine.text.calls.base import Call
+from app.engine.text.calls.base import CallArguments
 from app.engine.text.fields import Field
 from app.engine.text.reasoning import Parser
-from app.engine.text.tool_calls import CallParser
+from app.engine.text.tool_calls import CallParser, Told
 from app.errors import InternalError
 
 FINISH_REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
@@ -113,16 +113,20 @@ class Choice:
                 pieces += self._told(calls.push_call(text) if kind is Field.CALL else calls.push(text))
         return pieces
 
-    def _told(self, found: Sequence[str | Call]) -> Sequence[Piece]:
+    def _told(self, found: Sequence[Told]) -> Sequence[Piece]:
         """Text and calls as a stream tells them: a call's name first, then its arguments."""
         pieces: list[Piece] = []
         for item in found:
             if isinstance(item, str):
                 pieces.append(("content", item))
-                continue
-            index, call = len(self.calls), ToldCall(self._new_call_id(), item.name, [item.arguments])
-            self.calls.append(call)
-            pieces += [CallPiece(index, id=call.id, name=call.name), CallPiece(index, item.arguments)]
+            elif isinstance(item, CallArguments):
+                self.calls[-1].parts.append(item.text)
+                pieces.append(CallPiece(len(self.calls) - 1, item.text))
+            else:
+                is_new = item.id is not None and all(call.id != item.id for call in self.calls)
+                call = ToldCall(item.id if is_new and item.id else self._new_call_id(), item.name)
+                self.calls.append(call)
+                pieces.append(CallPiece(len(self.calls) - 1, id=call.id, name=call.name))
         return pieces
 
     def _new_call_id(self) -> str:

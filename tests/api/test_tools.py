@@ -97,6 +97,16 @@ async def test_two_calls_whole_and_streamed(more: dict[str, Any]) -> None:
         assert len(sum(entries, [])) == len(choice["logprobs"]["content"]) == len(TWO.encode())
 
 
+async def test_arguments_stream_token_by_token() -> None:
+    text = "a long note, " * 9
+    reply = '<tool_call>\n{"name": "time", "arguments": {"zone": "' + text + '"}}\n</tool_call>'
+    async with client_for(FakeEngine(template=HERMES, reply=lambda request: reply)) as client:
+        events = await stream(client, CHAT, {"messages": HI, "tools": TOOLS})
+    entries = [e for event in events[:-1] for c in event["choices"] for e in c["delta"].get("tool_calls", ())]
+    assert len(entries) > len(text) and max(len(entry["function"]["arguments"]) for entry in entries) < 8
+    assert told(calls_in(events)) == [("time", {"zone": text})]
+
+
 async def test_only_calls_have_no_content() -> None:
     reply = TWO.removeprefix("Let me see.\n\n")
     async with client_for(FakeEngine(template=HERMES, reply=lambda request: reply)) as client:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from app.engine.text.calls import deepseek, gemma4, harmony_call, invoke, mistral, plain_json, tagged
-from app.engine.text.calls.base import Call, CallFormat, typed_value
-from app.engine.text.tool_calls import FORMATS, GENERIC, CallParser, call_format_of
+from app.engine.text.calls.base import CallArguments, CallBegin, CallFormat, typed_value
+from app.engine.text.tool_calls import FORMATS, GENERIC, CallParser, Told, call_format_of
 
 ADD = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}, "note": {"type": "string"}}}
 TIME = {"type": "object", "properties": {"zone": {"type": "string"}}}
@@ -126,10 +126,21 @@ FAMILIES = pytest.mark.parametrize(
 )
 
 
-def parse(parser: CallParser, pieces: list[str]) -> tuple[str, list[tuple[str, Any]]]:
-    out = [item for piece in pieces for item in parser.push(piece)] + parser.finish()
-    calls = [(item.name, json.loads(item.arguments)) for item in out if isinstance(item, Call)]
+def told(out: list[Told]) -> tuple[str, list[tuple[str, str]]]:
+    """Text, and calls with the text of their arguments."""
+    calls: list[tuple[str, str]] = []
+    for item in out:
+        if isinstance(item, CallBegin):
+            calls.append((item.name, ""))
+        elif isinstance(item, CallArguments):
+            assert item.text
+            calls[-1] = calls[-1][0], calls[-1][1] + item.text
     return "".join(item for item in out if isinstance(item, str)), calls
+
+
+def parse(parser: CallParser, pieces: list[str]) -> tuple[str, list[tuple[str, Any]]]:
+    text, calls = told([item for piece in pieces for item in parser.push(piece)] + parser.finish())
+    return text, [(name, json.loads(arguments)) for name, arguments in calls]
 
 
 def cuts(text: str) -> list[list[str]]:
@@ -208,7 +219,7 @@ def test_harmony() -> None:
     for pieces in cuts(text):
         parser = CallParser(harmony_call.FORMAT, TOOLS)
         out = [item for piece in pieces for item in parser.push_call(piece)] + parser.finish()
-        assert out == [Call("add", '{"a": 2, "b": 3}')]
+        assert told(out) == ("", [("add", '{"a": 2, "b": 3}')])
 
 
 def test_arguments_nest_in_gemmas_notation() -> None:
@@ -236,3 +247,102 @@ def test_values_without_quotes(raw: str, schema: dict[str, Any], value: Any) -> 
 def test_families_are_known_by_their_templates(family: CallFormat) -> None:
     assert call_format_of(f"x {family.signs[0]} y") is family
     assert call_format_of("nothing") is GENERIC
+
+
+#: One call with much to say, as each family writes it: up to its arguments, and then those.
+LONG = {"note": 'say "hi",\n\\ 漢🙂 <b> a < b' + " and on" * 20}
+_TEXT = LONG["note"]
+_JSON = json.dumps(LONG, ensure_ascii=False)
+WRITTEN: list[tuple[CallFormat, str, str]] = [
+    (tagged.FORMAT, f'<tool_call>\n{{"name": "add", "arguments": {_JSON}', "}\n</tool_call>"),
+    (
+        tagged.FORMAT,
+        f"<tool_call>\n<function=add>\n<parameter=note>\n{_TEXT}",
+        "\n</parameter>\n</function>\n</tool_call>",
+    ),
+    (tagged.FORMAT, f"<tool_call>add\n<arg_key>note</arg_key>\n<arg_value>{_TEXT}", "</arg_value>\n</tool_call>"),
+    (plain_json.LLAMA3, f'{{"name": "add", "parameters": {_JSON}', "}"),
+    (mistral.FORMAT, f'[TOOL_CALLS][{{"name": "add", "arguments": {_JSON}', ', "id": "abcdefghi"}]'),
+    (mistral.FORMAT, f"[TOOL_CALLS]add[CALL_ID]abcdefghi[ARGS]{_JSON}", ""),
+    (
+        deepseek.DEEPSEEK,
+        f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>add\n```json\n{_JSON}",
+        "\n```<｜tool▁call▁end｜>",
+    ),
+    (deepseek.KIMI, f"<|tool_call_begin|>functions.add:0<|tool_call_argument_begin|>{_JSON}", "<|tool_call_end|>"),
+    (
+        invoke.DSML,
+        f'<｜DSML｜invoke name="add">\n<｜DSML｜parameter name="note" string="true">{_TEXT}',
+        "</｜DSML｜parameter>\n</｜DSML｜invoke>",
+    ),
+    (invoke.MINIMAX, f'<invoke name="add">\n<parameter name="note">{_TEXT}', "</parameter>\n</invoke>"),
+    (gemma4.FORMAT, f'<|tool_call>call:add{{note:<|"|>{_TEXT}<|"|>', "}<tool_call|>"),
+    (GENERIC, f'{{"tool_calls": [{{"name": "add", "arguments": {_JSON}', "}]}"),
+]
+WRITINGS = pytest.mark.parametrize(("family", "text", "rest"), WRITTEN, ids=[row[0].name for row in WRITTEN])
+
+
+@WRITINGS
+def test_arguments_are_told_as_they_come(family: CallFormat, text: str, rest: str) -> None:
+    parser = CallParser(family, TOOLS)
+    out: list[Told] = []
+    waits: list[int] = []
+    for char in text:
+        new = parser.push(char)
+        out += new
+        waits.append(0 if new else waits[-1] + 1 if waits else 1)
+    _, [(name, arguments)] = told(out)
+    assert name == "add" and len(arguments) > len(_JSON) - 8 and max(waits[-len(_TEXT) :]) < 8
+    assert max(len(item.text) for item in out if isinstance(item, CallArguments)) < 40
+    said, [(_, arguments)] = told([*out, *parser.push(rest), *parser.finish()])
+    assert said == "" and json.loads(arguments) == LONG
+
+
+@WRITINGS
+def test_arguments_that_were_cut_short(family: CallFormat, text: str, rest: str) -> None:
+    """What was told is what is there, whole or in pieces, and no markup."""
+    for n_chars in range(len(text) - 60, len(text)):
+        whole, single = (
+            told_by(CallParser(family, TOOLS), pieces) for pieces in ([text[:n_chars]], list(text[:n_chars]))
+        )
+        assert whole == single and whole[0] == "" and _JSON.startswith(whole[1][0][1])
+
+
+def told_by(parser: CallParser, pieces: list[str]) -> tuple[str, list[tuple[str, str]]]:
+    return told([item for piece in pieces for item in parser.push(piece)] + parser.finish())
+
+
+def test_the_models_own_ids() -> None:
+    for family, text, call_id in (
+        (deepseek.KIMI, WRITTEN[7][1], "functions.add:0"),
+        (mistral.FORMAT, WRITTEN[5][1], "abcdefghi"),
+    ):
+        begun = [item for item in CallParser(family, TOOLS).push(text) if isinstance(item, CallBegin)]
+        assert begun == [CallBegin("add", call_id)]
+
+
+def test_values_that_are_no_text_come_whole() -> None:
+    parameters = "<parameter=a>\n12345\n</parameter>\n<parameter=x>\n[1, 2]\n</parameter>\n"
+    text = f"<tool_call>\n<function=add>\n{parameters}</function>"
+    parser = CallParser(tagged.FORMAT, TOOLS)
+    out = [item for char in text for item in parser.push(char)]
+    assert [item.text for item in out if isinstance(item, CallArguments)] == [
+        '{"a": ',
+        "12345",
+        ', "x": ',
+        "[1, 2]",
+        "}",
+    ]
+
+
+def test_line_breaks_in_strings_are_forgiven() -> None:
+    text = '<tool_call>{"name": "add", "arguments": {"note": "a\nb\tc"}}</tool_call>'
+    for pieces in cuts(text):
+        assert parse(CallParser(tagged.FORMAT, TOOLS), pieces) == ("", [("add", {"note": "a\nb\tc"})])
+
+
+def test_broken_arguments_end_the_call() -> None:
+    text = '<tool_call>{"name": "add", "arguments": {"a": 2 oh well'
+    for pieces in cuts(text):
+        said, calls = told_by(CallParser(tagged.FORMAT, TOOLS), pieces)
+        assert (said.strip(), calls) == ("oh well", [("add", '{"a": 2 ')])

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from app.engine.text.calls.readers import Begun
 
 #: The offered tools: name -> JSON schema of the arguments.
 Tools = Mapping[str, Mapping[str, Any]]
@@ -31,9 +35,29 @@ class NoCall(Exception):
     """What began like a call is none: it is text like any other."""
 
 
+@dataclass(frozen=True, slots=True)
+class CallBegin:
+    """A call of an offered tool begins. `id` is the model's own, where it writes one."""
+
+    name: str
+    id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CallArguments:
+    """More text of the arguments of the call that began last; all of it is JSON."""
+
+    text: str
+
+
 #: Reads calls at the head of a text that begins with one of the family's openings. None: more text is needed.
 #: With `is_final` no more comes. Raises NoCall.
 Take = Callable[[str, Tools, bool], Taken | None]
+#: The call of an offered tool whose arguments begin, at the head of such a text, or behind the arguments that end at a
+#: place in it. None: not clear yet, or to be read as a whole.
+Begin = Callable[[str, int, Tools], "Begun | None"]
+#: Where a call ends whose arguments end at a place in the text. None: more is needed; with True no more comes.
+Tail = Callable[[str, int, bool], int | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +67,7 @@ class CallFormat:
     `signs`: texts of which a template of this family has at least one. `openings` begin a call or stand around calls;
     `heads` do so only where nothing was said before. `markers` must show in the text though they are control tokens.
     `id_chars`: letters and digits that the id of a call must have, where the family's templates insist on a number.
+    `begin` tells calls while they are written; what ends them then is `tail`, or, for lists of calls, what `take` says.
     """
 
     name: str
@@ -52,9 +77,12 @@ class CallFormat:
     heads: tuple[str, ...] = ()
     markers: tuple[str, ...] = ()
     id_chars: int | None = None
+    begin: Begin | None = None
+    tail: Tail | None = None
 
 
-_decoder = json.JSONDecoder()
+#: Line breaks in strings are forgiven.
+_decoder = json.JSONDecoder(strict=False)
 _SPACES = " \t\r\n"
 
 
@@ -87,6 +115,27 @@ def behind(text: str, at: int, closing: str, *, is_final: bool) -> int | None:
     return at
 
 
+#: What may stand behind the arguments in the object of a call: other members with plain values, and its end.
+_REST = re.compile(r'\s*(?:,\s*"[^"\\]*"\s*:\s*(?:"[^"\\]*"|[^"\s{}\[\],]+)\s*)*\}')
+_LONGEST_REST = 256
+
+
+def object_end(text: str, at: int, is_final: bool) -> int | None:
+    """Where the object ends whose arguments end at `at`; right there if what follows is not its end. None: not clear
+    yet."""
+    rest = _REST.match(text, at)
+    if rest is not None:
+        return rest.end()
+    may_follow = len(text) - at < _LONGEST_REST and text[at:].lstrip()[:1] in ("", ",")
+    return None if may_follow and not is_final else at
+
+
+#: The head of a call that is a JSON object, its name the first group, behind what `between` matches; and what stands
+#: between the arguments of one call and the next object in a list.
+OBJECT_HEAD = r'{between}\{{\s*"name"\s*:\s*"([^"\\]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{{)'
+NEXT_IN_LIST = _REST.pattern + r"\s*[,;]\s*"
+
+
 def wait(is_final: bool) -> None | Taken:
     """For a call that is not whole: more is needed. Raises NoCall when no more comes."""
     if is_final:
@@ -117,7 +166,7 @@ def named_call(name: Any, arguments: Any, tools: Tools) -> Call:
 
 def typed_value(raw: str, schema: Any) -> Any:
     """A value that was written without quotes: text where the schema says so, else JSON if it is that."""
-    types = _types(schema)
+    types = types_of(schema)
     if types == {"string"}:
         return raw
     try:
@@ -132,7 +181,7 @@ def parameter_schema(tools: Tools, name: str, parameter: str) -> Any:
     return properties.get(parameter, {}) if isinstance(properties, Mapping) else {}
 
 
-def _types(schema: Any) -> set[str]:
+def types_of(schema: Any) -> set[str]:
     if not isinstance(schema, Mapping):
         return set()
     given = schema.get("type")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from app.engine.text.calls.base import CallFormat, NoCall, Taken, Tools, json_at, named_call, skip_spaces
+from app.engine.text.calls.base import CallFormat, NoCall, Taken, Tools, behind, json_at, named_call, skip_spaces
+from app.engine.text.calls.readers import BareReader, Begun
 
 OPENING, CLOSING, QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
 
@@ -23,6 +24,15 @@ def take(text: str, tools: Tools, is_final: bool) -> Taken | None:
         raise NoCall
     arguments, _ = _value(text, head.end(), 0)
     return Taken((named_call(head[1], arguments, tools),), len(text) if end < 0 else end + len(CLOSING))
+
+
+def begin(text: str, at: int, tools: Tools) -> Begun | None:
+    head = None if at else _HEAD.match(text, len(OPENING))
+    return None if head is None or head[1] not in tools else Begun(head[1], head.end(), BareReader(QUOTE))
+
+
+def tail(text: str, at: int, is_final: bool) -> int | None:
+    return behind(text, at, CLOSING, is_final=is_final)
 
 
 def _value(text: str, at: int, depth: int) -> tuple[Any, int]:
@@ -66,4 +76,12 @@ def _container(text: str, at: int, depth: int) -> tuple[Any, int]:
     return members if is_object else items, at + 1
 
 
-FORMAT = CallFormat(name="gemma4", signs=(OPENING,), openings=(OPENING,), take=take, markers=(OPENING, CLOSING, QUOTE))
+FORMAT = CallFormat(
+    name="gemma4",
+    signs=(OPENING,),
+    openings=(OPENING,),
+    take=take,
+    markers=(OPENING, CLOSING, QUOTE),
+    begin=begin,
+    tail=tail,
+)

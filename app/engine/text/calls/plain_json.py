@@ -3,9 +3,12 @@ what models without a format are asked to write, `{"tool_calls": [...]}`. A fenc
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from app.engine.text.calls.base import (
+    NEXT_IN_LIST,
+    OBJECT_HEAD,
     Call,
     CallFormat,
     NoCall,
@@ -17,6 +20,7 @@ from app.engine.text.calls.base import (
     skip_spaces,
     wait,
 )
+from app.engine.text.calls.readers import Begun, JsonReader
 
 PYTHON_TAG, FENCE, FENCE_END = "<|python_tag|>", "```json", "```"
 
@@ -48,6 +52,16 @@ def take(text: str, tools: Tools, is_final: bool) -> Taken | None:
             return Taken(calls, after + 1)
 
 
+_AROUND = r'(?:<\|python_tag\|>|```json)?\s*(?:\{\s*"tool_calls"\s*:\s*)?(?:\[\s*)?'
+_FIRST_HEAD = re.compile(OBJECT_HEAD.format(between=_AROUND))
+_NEXT_HEAD = re.compile(OBJECT_HEAD.format(between=NEXT_IN_LIST))
+
+
+def begin(text: str, at: int, tools: Tools) -> Begun | None:
+    head = (_NEXT_HEAD if at else _FIRST_HEAD).match(text, at)
+    return None if head is None or head[1] not in tools else Begun(head[1], head.end(), JsonReader())
+
+
 def calls_of(value: Any, tools: Tools) -> tuple[Call, ...]:
     """One call, a list of calls, or an object that has such a list. Raises NoCall if any of them is none."""
     if isinstance(value, dict) and isinstance(value.get("tool_calls"), list):
@@ -64,5 +78,6 @@ LLAMA3 = CallFormat(
     heads=("{",),
     take=take,
     markers=(PYTHON_TAG,),
+    begin=begin,
 )
-GENERIC = CallFormat(name="generic", signs=(), openings=(), heads=("{", "[", FENCE), take=take)
+GENERIC = CallFormat(name="generic", signs=(), openings=(), heads=("{", "[", FENCE), take=take, begin=begin)

@@ -15,11 +15,13 @@ from app.engine.text.calls.base import (
     json_at,
     may_become,
     named_call,
+    object_end,
     parameter_schema,
     skip_spaces,
     typed_value,
     wait,
 )
+from app.engine.text.calls.readers import Begun, JsonReader, TagReader, Tags
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
 FUNCTION, FUNCTION_END = "<function=", "</function>"
@@ -43,6 +45,33 @@ def take(text: str, tools: Tools, is_final: bool) -> Taken | None:
     if may_become(text, at, FUNCTION):
         return wait(is_final)
     return _pairs(text, at, tools, is_final)
+
+
+_JSON_HEAD = re.compile(r'<tool_call>\s*\{\s*"name"\s*:\s*"([^"\\]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
+_FUNCTION_HEAD = re.compile(r"(?:<tool_call>\s*)?<function=([^>\n]+)>")
+_PAIRS_HEAD = re.compile(r"<tool_call>\s*([^\s<{]+)\s*(?=<arg_key>|</tool_call>)")
+
+_FUNCTION_TAGS = Tags(re.compile(r"<parameter=([^>\n]+)>"), "</parameter>", FUNCTION_END, trims=True)
+_PAIR_TAGS = Tags(re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>", re.DOTALL), "</arg_value>", CLOSING)
+
+
+def begin(text: str, at: int, tools: Tools) -> Begun | None:
+    if at:
+        return None
+    if (head := _JSON_HEAD.match(text)) is not None:
+        return Begun(head[1], head.end(), JsonReader()) if head[1] in tools else None
+    for pattern, tags in ((_FUNCTION_HEAD, _FUNCTION_TAGS), (_PAIRS_HEAD, _PAIR_TAGS)):
+        if (head := pattern.match(text)) is not None:
+            name = head[1].strip()
+            return Begun(name, head.end(), TagReader(tags, tools, name)) if name in tools else None
+    return None
+
+
+def tail(text: str, at: int, is_final: bool) -> int | None:
+    if text.endswith(CLOSING, 0, at):
+        return at
+    end = at if text.endswith(FUNCTION_END, 0, at) else object_end(text, at, is_final)
+    return None if end is None else behind(text, end, CLOSING, is_final=is_final)
 
 
 def _json(text: str, at: int, tools: Tools, is_final: bool) -> Taken | None:
@@ -97,4 +126,6 @@ FORMAT = CallFormat(
     openings=(OPENING, FUNCTION),
     take=take,
     markers=(OPENING, CLOSING),
+    begin=begin,
+    tail=tail,
 )
