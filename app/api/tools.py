@@ -10,6 +10,7 @@ from typing import Any
 from app.api.context import Api
 from app.api.messages import Turn
 from app.api.schemas.chat import ChatRequest, Tool
+from app.api.told_calls import has_calls, told_in_words
 from app.engine.request import Constraint
 from app.engine.service import InferenceService
 from app.engine.text.call_grammar import call_grammar, or_answer
@@ -24,7 +25,7 @@ INSTRUCTION = (
     "You can call these functions, each described by a JSON object with a schema of its parameters:\n{tools}\n\n"
     "To call functions, answer with nothing but a JSON object of this form:\n"
     '{{"tool_calls": [{{"name": "<function>", "arguments": {{<its parameters>}}}}]}}\n'
-    "Otherwise answer in plain words."
+    'What they return comes back as a JSON object with "tool_results". Otherwise answer in plain words.'
 )
 
 
@@ -101,12 +102,16 @@ def definitions(tools: Sequence[Tool]) -> list[dict[str, Any]]:
 
 
 def with_tools(turns: list[Turn], tools: list[dict[str, Any]], service: InferenceService) -> tuple[list[Turn], Any]:
-    """The conversation and what to give the template as tools: nothing if it cannot show them, then they are told in
-    an instruction."""
+    """The conversation and what to give the template as tools: nothing if it cannot show them, then they and all that
+    was called are told in words."""
+    if not tools and not has_calls(turns):
+        return turns, None
+    template = service.template.for_tools if tools else service.template
+    if template.capabilities.tools:
+        return turns, tools or None
+    turns = told_in_words(turns)
     if not tools:
         return turns, None
-    if service.template.for_tools.capabilities.tools:
-        return turns, tools
     listed = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
     return [{"role": "system", "content": INSTRUCTION.format(tools=listed)}, *turns], None
 
