@@ -25,7 +25,7 @@ def mib(n_bytes: int) -> str:
 
 
 def plan_table(planned: Sequence[PlannedStage], limits: StageLimits, n_layers: int) -> Table:
-    """Where each layer range stands and what it takes."""
+    """Where each layer range stands and what it takes: memory, and the seconds its device was measured to need."""
     has_state = any(stage.state_bytes for stage in planned)
     title = f"placement: {n_layers} layers, {limits.n_cells:,} KV cells"
     title += f", {limits.n_snapshots:,} snapshots" if has_state else ""
@@ -34,13 +34,17 @@ def plan_table(planned: Sequence[PlannedStage], limits: StageLimits, n_layers: i
         table.add_column(heading)
     for heading in ("weights", "KV cache", *(("state",) if has_state else ()), "compute", "all"):
         table.add_column(heading, justify="right")
+    is_timed = any(stage.seconds is not None for stage in planned)
+    for heading in ("ms per prompt token", "per decoded token") if is_timed else ():
+        table.add_column(heading, justify="right")
     for stage in planned:
         first, last = stage.shape.first_layer, stage.shape.last_layer
         layers = f"{first}-{last - 1}" if last > first else "none"
         layers += " + head" if stage.shape.is_last else ""
         states = (stage.state_bytes,) if has_state else ()
         parts = (stage.weight_bytes, stage.cache_bytes, *states, stage.compute_bytes, stage.total_bytes)
-        table.add_row(stage.device.name, layers, *map(mib, parts))
+        times = () if stage.seconds is None else (stage.seconds.prompt_s, stage.seconds.decode_s)
+        table.add_row(stage.device.name, layers, *map(mib, parts), *(f"{1e3 * seconds:.3f}" for seconds in times))
     return table
 
 

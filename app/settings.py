@@ -175,6 +175,10 @@ class ServeSettings(CommonSettings):
         (), "-ts", "--tensor-split", convert=numbers, metavar="3,1", panel=DEVICES,
         help="Proportions of the layers, one per device; default: the slowest stage as fast as possible.",
     )  # fmt: skip
+    tune: str = option(
+        "auto", "--tune", convert=choice("auto", "prompt", "decode"), metavar="KIND", panel=DEVICES,
+        help="What the split shall be fast for: prompt, decode, or auto for both.",
+    )  # fmt: skip
     n_gpu_layers: str = option(
         "all", "-ngl", "--n-gpu-layers", convert=_gpu_layers, metavar="N", help="Accepted: --device decides.",
         panel=DEVICES,

@@ -10,9 +10,11 @@ import pytest
 
 from app import bootstrap, fleet
 from app.bootstrap import serving
+from app.engine import probe
+from app.engine.placement import DeviceSpeed
 from app.settings import ServeSettings
 from tests.fakes.architectures import write_model
-from tests.fakes.gguf import write_tiny_llama
+from tests.fakes.gguf import TinyLlama, write_tiny_llama
 
 
 def test_the_plan_of_a_hybrid_tells_its_state_and_snapshots(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -30,6 +32,32 @@ def test_the_plan_of_other_models_has_no_state(tmp_path: Path, capsys: pytest.Ca
     assert bootstrap.plan(ServeSettings(model=str(model), ctx_size=512, device=("NUMPY",))) == 0
     told = capsys.readouterr().out
     assert "snapshots" not in told and "state" not in told and "NUMPY" in told
+
+
+@pytest.mark.parametrize(("tune", "layers"), [("prompt", "0-1"), ("decode", "0-2"), ("auto", "0-1")])
+def test_several_devices_are_measured_and_tell_what_stages_take(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tune: str, layers: str
+) -> None:
+    """What the probe finds is given here: for decode the head is as dear as a layer and a half."""
+    model = write_tiny_llama(tmp_path / "tiny.gguf", TinyLlama(n_layers=4))
+    head = DeviceSpeed(layer_prompt_s=1e-9, layer_decode_s=1e-9, head_prompt_s=1e-12, head_decode_s=4e-9)
+    monkeypatch.setattr(probe, "measure", lambda model, devices, limits: [head] * len(devices))
+    settings = ServeSettings(model=str(model), ctx_size=512, device=("NUMPY", "CPU"), tune=tune)
+    assert bootstrap.plan(settings) == 0
+    told = capsys.readouterr().out
+    assert "ms per prompt token" in told
+    assert next(line.split("│")[2].strip() for line in told.splitlines() if "NUMPY" in line) == layers
+
+
+def test_a_split_by_hand_and_a_single_device_are_not_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = str(write_tiny_llama(tmp_path / "tiny.gguf"))
+    monkeypatch.setattr(probe, "measure", lambda model, devices, limits: pytest.fail("measured"))
+    by_hand = ServeSettings(model=model, ctx_size=512, device=("NUMPY", "CPU"), tensor_split=(1.0, 1.0))
+    assert bootstrap.plan(by_hand) == 0
+    assert bootstrap.plan(ServeSettings(model=model, ctx_size=512, device=("NUMPY",))) == 0
+    assert "ms per prompt token" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("ctx_size", "factors"), [(256, "short"), (512, "short"), (1024, "long"), (0, "long")])

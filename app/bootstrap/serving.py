@@ -12,12 +12,14 @@ from app import fleet, models_store, report
 from app.bootstrap.loading import Loading, Opened, Placed
 from app.bootstrap.local_options import local_options
 from app.bootstrap.tokens import token_of
+from app.engine import probe
 from app.engine.device import Device
 from app.engine.front import ServiceFront
 from app.engine.gguf.file_type import file_type_name
 from app.engine.gguf.reader import GGUFFile
 from app.engine.loader import plan_stages
 from app.engine.models import registry
+from app.engine.placement import Tune
 from app.engine.service import ModelInfo
 from app.engine.sizing import SizeWishes, choose_sizes
 from app.engine.text.templates import ChatTemplate
@@ -94,7 +96,10 @@ def _place(settings: ServeSettings, opened: Opened, devices: list[Device]) -> Pl
     sizes = choose_sizes(opened.model, devices, wishes)
     # Rope factors depend on how long a sequence may become, which is known only now.
     model = registry.load(opened.gguf, n_ctx=sizes.scheduler.n_ctx)
-    return Placed(replace(opened, model=model), devices, sizes, plan_stages(model, devices, sizes.limits, split))
+    # A split by hand needs no measuring, and one device has nothing to be split.
+    speeds = None if split or len(devices) < 2 else probe.measure(model, devices, sizes.limits)
+    stages = plan_stages(model, devices, sizes.limits, split, speeds=speeds, tune=Tune(settings.tune))
+    return Placed(replace(opened, model=model), devices, sizes, stages)
 
 
 def _serve_placed(settings: ServeSettings, placed: Placed) -> int:

@@ -16,7 +16,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from app.engine.buckets import bucket, buckets
+from app.engine.buckets import bucket, buckets, kv_bucket
 from app.engine.embedding import TokenEmbedding
 from app.engine.inputs import MaskMirror
 from app.engine.mask import cells_of, hide_all, show_sequence
@@ -25,8 +25,6 @@ from app.engine.serving.types import BLOCK_CELLS, StateAction, StateOp, Ubatch
 from app.engine.stage import Stage, StageInput, StageLimits
 from app.engine.trace import UbatchMarks
 
-#: `n_kv` grows in these steps, so that one program serves that many decoded tokens.
-KV_STEP_CELLS = 256
 _F32_BYTES = 4
 _T = TypeVar("_T", bound=np.generic)
 
@@ -136,7 +134,7 @@ class Executor:
 
     def _batch(self, ubatch: Ubatch) -> BatchShape:
         """The shape bucket: padded by tokens, or by whole sequences where the model keeps recurrent state."""
-        n_kv = min(-(-ubatch.n_kv // KV_STEP_CELLS) * KV_STEP_CELLS, self._limits.n_cells)
+        n_kv = min(kv_bucket(ubatch.n_kv), self._limits.n_cells)
         n_outputs = bucket(max(1, len(ubatch.outputs)), self._limits.max_outputs)
         if not self._model.has_state:
             return BatchShape(bucket(max(ubatch.n_tokens, n_outputs), self._limits.max_tokens), n_kv, n_outputs, 1)

@@ -9,13 +9,23 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from app.engine.device import Device
 from app.engine.ggml import contiguous_strides, tensor_bytes
 from app.engine.gguf.reader import GGUFFile
 from app.engine.models.base import Model, StageShape, WeightSpec
-from app.engine.placement import DeviceBudget, LayerCost, StageRange, place
+from app.engine.placement import (
+    DeviceBudget,
+    DeviceSpeed,
+    LayerCost,
+    StageRange,
+    StageSeconds,
+    Tune,
+    fits,
+    place,
+    stage_seconds,
+)
 from app.engine.stage import Stage, StageLimits
 from app.errors import DeviceError
 
@@ -27,7 +37,10 @@ HashSource = Callable[[WeightSpec], Callable[[], int] | None]
 
 @dataclass(frozen=True, slots=True)
 class PlannedStage:
-    """One stage as it would stand: its range, and the bytes it asks of its device."""
+    """One stage as it would stand: its range, the bytes it asks of its device, and its times if those are known.
+
+    `seconds` are those of one token, in a prompt's chunk and in a decode group; None where nothing was measured.
+    """
 
     device: Device
     shape: StageShape
@@ -35,6 +48,7 @@ class PlannedStage:
     cache_bytes: int
     state_bytes: int
     compute_bytes: int
+    seconds: StageSeconds | None = None
 
     @property
     def total_bytes(self) -> int:
@@ -48,14 +62,23 @@ def plan_stages(
     tensor_split: Sequence[float] | None = None,
     *,
     spare: float = 0.0,
+    speeds: Sequence[DeviceSpeed] | None = None,
+    tune: Tune = Tune.AUTO,
 ) -> list[PlannedStage]:
     """Decide which layers stand where. Asks devices for their free memory; allocates and loads nothing.
 
-    `spare` is the share of free memory to leave alone. Raises OutOfDeviceMemory or ConfigError when the model cannot
-    be placed.
+    `spare` is the share of free memory to leave alone, `speeds` what `probe.measure` found, in the devices' order.
+    Raises OutOfDeviceMemory or ConfigError when the model cannot be placed.
     """
-    ranges = place_layers(model, limits, device_budgets(model, devices, limits, spare), tensor_split)
-    return [_planned(model, devices[stage.device], stage, limits) for stage in ranges]
+    budgets = device_budgets(model, devices, limits, spare)
+    if speeds is not None:
+        budgets = [replace(budget, speed=speed) for budget, speed in zip(budgets, speeds, strict=True)]
+    layers, head = _costs(model, limits)
+    planned = []
+    for stage in place(layers, head, budgets, tensor_split, tune):
+        seconds = None if speeds is None else stage_seconds(stage, layers, head, speeds[stage.device])
+        planned.append(_planned(model, devices[stage.device], stage, limits, seconds))
+    return planned
 
 
 def device_budgets(model: Model, devices: Sequence[Device], limits: StageLimits, spare: float) -> list[DeviceBudget]:
@@ -68,15 +91,17 @@ def device_budgets(model: Model, devices: Sequence[Device], limits: StageLimits,
     return budgets
 
 
-def place_layers(
+def layers_fit(
     model: Model, limits: StageLimits, budgets: Sequence[DeviceBudget], tensor_split: Sequence[float] | None = None
-) -> list[StageRange]:
-    """The ranges of layers that `place` chooses for these budgets."""
+) -> bool:
+    """Whether these budgets hold the model at all."""
     layers, head = _costs(model, limits)
-    return place(layers, head, budgets, tensor_split)
+    return fits(layers, head, budgets, tensor_split)
 
 
-def _planned(model: Model, device: Device, stage: StageRange, limits: StageLimits) -> PlannedStage:
+def _planned(
+    model: Model, device: Device, stage: StageRange, limits: StageLimits, seconds: StageSeconds | None
+) -> PlannedStage:
     shape = StageShape(stage.first_layer, stage.last_layer, stage.has_head)
     draft = Stage(device, model, shape, limits)
     return PlannedStage(
@@ -86,6 +111,7 @@ def _planned(model: Model, device: Device, stage: StageRange, limits: StageLimit
         cache_bytes=draft.cache_bytes(),
         state_bytes=draft.state_bytes(),
         compute_bytes=draft.compute_bytes(),
+        seconds=seconds,
     )
 
 

@@ -24,18 +24,22 @@ class Overlap:
         """As many ubatches as keep all stages busy; what runs at once is limited by memory too."""
         if n_stages == 1 or not running:
             return self._n_at_least
-        n_rows = running[-1].ubatch.n_tokens
-        return max(self._n_at_least, self._pacing.n_in_flight(n_stages, n_rows))
+        last = running[-1].ubatch
+        return max(self._n_at_least, self._pacing.n_in_flight(n_stages, last.n_tokens, last.n_visible))
 
     def budget(self, n_stages: int, demand: Demand, running: Sequence[Running]) -> Budget:
-        """Over several stages: how long the next prompt chunk is, and how many sequences one decode group has."""
+        """How long the next prompt chunk is and, over several stages, how many sequences one decode group has."""
         n_prompt = n_decode = None
         if demand.n_prompt_tokens:
-            in_flight = [one.ubatch.n_tokens for one in running]
-            n_prompt = self._pacing.prompt_chunk(n_stages, demand.n_prompt_tokens, in_flight)
-        if demand.n_decoding > 1:
+            in_flight = [(one.ubatch.n_tokens, float(one.ubatch.n_visible)) for one in running]
+            n_prompt = self._pacing.prompt_chunk(n_stages, demand.prompts, in_flight)
+            if demand.n_decoding:
+                n_prompt = min(n_prompt, self._pacing.chunk_beside(n_stages, demand.n_decoding))
+        if demand.n_decoding > 1 and n_stages > 1:
             n_groups = self._pacing.n_groups(n_stages, demand.n_decoding)
             n_decode = -(-demand.n_decoding // n_groups)
+            if not demand.n_prompt_tokens and len(running) >= n_groups:
+                n_decode = 0  # who is ready now waits for the next group, or there would be ever more and smaller ones
         return Budget(n_prompt=n_prompt, n_decode=n_decode)
 
     def note(self, running: Running, now_s: float) -> None:
@@ -43,7 +47,7 @@ class Overlap:
         marks, ubatch = running.marks, running.ubatch
         spans = self._timeline.take(marks, now_s)
         for span in spans:
-            self._pacing.note(span.stage, marks.n_rows, span.busy_s, queued=span.queued)
+            self._pacing.note(span.stage, marks.n_rows, ubatch.n_visible, span.busy_s, queued=span.queued)
         if self._trace is not None:
             requests = tuple(sequence.request_id for sequence in ubatch.sequences)
             n_prompt = ubatch.n_tokens - ubatch.n_decode

@@ -1,144 +1,126 @@
 """How large prompt chunks are and how many decode groups take turns, from measured stage times. Pure.
 
-Stages are a flow shop: each takes its ubatches in order and passes them on. Small chunks fill and drain the pipeline
-fast, large ones pay the fixed costs of a ubatch less often; which wins is worked out by running the shop on paper with
-the times that stages were seen to take.
+Stages are a flow shop: each takes its ubatches in order and passes them on. The longest ubatch fills and drains the
+pipeline, so chunks shall take the same time, not the same rows; small ones do that fast, large ones pay the fixed costs
+of a ubatch less often. Which wins is worked out by running the shop on paper with the times that stages were seen to
+take.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from itertools import accumulate
 
-#: Until a size was measured, a ubatch is taken to cost as much as its rows and this many more.
-FIXED_ROWS = 32
-#: The smallest prompt chunk: below it, matrix products are hardly cheaper than with this many rows.
-MIN_CHUNK = 32
+from app.engine.stage_times import MIN_CHUNK, StageTimes
+
 #: Groups must promise this much of the time of one group, or less: taking turns has costs nobody measured.
 WORTH_IT = 0.95
+#: A prompt's chunk beside decode may make the step take this much as long as decode alone would.
+BESIDE_DECODE = 2.0
 #: Of chunks that finish within this much of the first the largest is taken: each costs the control plane something too.
-AS_GOOD = 1.03
-#: What a new measurement counts beside the old ones when it is slower, and when it is faster. First runs are slow.
-_SLOWER, _FASTER = 0.2, 0.5
-#: Sizes measured less often say nothing where others say something: their first runs may have prepared things.
-_TRUSTED_AFTER = 3
-#: Chunks that are worked out one by one; those beyond go at the pace of the slowest stage.
-_EXACT_CHUNKS = 12
+AS_GOOD = 1.01
+#: A chunk may take so much longer than the first one of its prompt: sizes come in steps.
+_AS_LONG = 1.05
+#: Chunks that are worked out one by one; those beyond are as long as the last of them.
+_EXACT_CHUNKS = 40
+#: With no more left than so many chunks, what is left is worked out anew each time.
+_LAST_CHUNKS = 4
+
+#: A prompt as far as chunks are concerned: tokens to compute, and tokens before them.
+Prompt = tuple[int, int]
+#: A ubatch: its rows, and the cells they see, each its own.
+InFlight = tuple[int, float]
 
 
 def least_in_flight(n_stages: int) -> int:
     """Ubatches for stages without links: one each and some to spare, so that a late one leaves no stage idle."""
-    return n_stages + max(1, n_stages // 2)
+    return n_stages + max(2, n_stages // 2)
 
 
-@dataclass(slots=True)
-class Measured:
-    """Seconds a stage takes for a number of rows: behind another ubatch, and from an input to its output when idle."""
+class _Rows:
+    """The rows of some prompts one after the other, and how many cells they see."""
 
-    behind_s: float | None = None
-    alone_s: float | None = None
-    n_notes: int = 0
+    def __init__(self, prompts: Sequence[Prompt]) -> None:
+        self._prompts = prompts
+        self._ends = list(accumulate(n_tokens for n_tokens, _ in prompts))
+        self._cells = list(accumulate((n * (past + n / 2) for n, past in prompts), initial=0.0))
 
-    def note(self, seconds: float, *, queued: bool) -> None:
-        self.n_notes += 1
-        if queued:
-            self.behind_s = _blend(self.behind_s, seconds)
-        else:
-            self.alone_s = _blend(self.alone_s, seconds)
+    def cells(self, first: int, last: int) -> float:
+        """What rows [first, last) see, each its own."""
+        return self._before(last) - self._before(first)
 
-    def seconds(self, *, alone: bool) -> float:
-        first, second = (self.alone_s, self.behind_s) if alone else (self.behind_s, self.alone_s)
-        value = second if first is None else first
-        assert value is not None
-        return value
-
-
-def _blend(old: float | None, new: float) -> float:
-    return new if old is None else old + (_FASTER if new < old else _SLOWER) * (new - old)
-
-
-class StageTimes:
-    """What one stage was seen to take, by rows; what lies between is interpolated."""
-
-    def __init__(self) -> None:
-        self._by_rows: dict[int, Measured] = {}
-        self._trusted: list[int] = []
-
-    @property
-    def is_measured(self) -> bool:
-        return bool(self._by_rows)
-
-    def note(self, n_rows: int, seconds: float, *, queued: bool) -> None:
-        measured = self._by_rows.setdefault(n_rows, Measured())
-        measured.note(seconds, queued=queued)
-        if measured.n_notes == _TRUSTED_AFTER:
-            insort(self._trusted, n_rows)
-
-    def seconds(self, n_rows: int, *, alone: bool = False) -> float:
-        """How long this many rows take; before any measurement, in a unit of its own."""
-        if not self._by_rows:
-            return float(n_rows + FIXED_ROWS)
-        rows = self._trusted or sorted(self._by_rows)
-        at = bisect_left(rows, n_rows)
-        above = rows[min(at, len(rows) - 1)]
-        high_s = self._by_rows[above].seconds(alone=alone)
-        if above == n_rows:
-            return high_s
-        if above < n_rows or at == 0:  # outside of what was measured
-            return high_s * (n_rows + FIXED_ROWS) / (above + FIXED_ROWS)
-        below = rows[at - 1]
-        low_s = self._by_rows[below].seconds(alone=alone)
-        return low_s + (high_s - low_s) * (n_rows - below) / (above - below)
+    def _before(self, row: int) -> float:
+        at = bisect_right(self._ends, row)
+        if at == len(self._ends):
+            return self._cells[-1]
+        n_rows = row - (self._ends[at - 1] if at else 0)
+        return self._cells[at] + n_rows * (self._prompts[at][1] + n_rows / 2)
 
 
 class Pacing:
-    """Decides for one set of stages. With a single stage there is nothing to overlap and nothing to decide."""
+    """Decides for one set of stages. With a single one there is nothing to overlap, only decode not to be held up."""
 
     def __init__(self, sizes: Sequence[int]) -> None:
         """`sizes`: the padded numbers of rows that ubatches have, ascending; the last one is the largest allowed."""
         self._sizes = tuple(sizes)
+        self._chunk_sizes = [size for size in self._sizes if size >= MIN_CHUNK] or [self._sizes[-1]]
         self._stages: list[StageTimes] = []
+        self._row_cells = 0.0
+        self._chunk_s: float | None = None  # what chunks of the prompts in work shall take on the slowest stage
+        self._n_left = 0
 
     def padded(self, n_rows: int) -> int:
         """The size that a ubatch of this many rows has."""
         return self._sizes[min(bisect_left(self._sizes, n_rows), len(self._sizes) - 1)]
 
-    def note(self, stage: int, n_rows: int, seconds: float, *, queued: bool) -> None:
-        """A stage took so long for a ubatch; `queued`: it was waiting when the stage became free."""
+    def note(self, stage: int, n_rows: int, cells: float, seconds: float, *, queued: bool) -> None:
+        """A stage took so long for a ubatch whose rows saw `cells` in all.
+
+        `queued`: it was waiting when the stage became free.
+        """
         while len(self._stages) <= stage:
             self._stages.append(StageTimes())
-        self._stages[stage].note(self.padded(n_rows), seconds, queued=queued)
+            self._chunk_s = None  # it was worked out with guesses
+        self._stages[stage].note(self.padded(n_rows), cells, seconds, queued=queued)
+        if n_rows < MIN_CHUNK:
+            self._row_cells += 0.2 * (cells / n_rows - self._row_cells)
 
-    def prompt_chunk(self, n_stages: int, n_tokens: int, in_flight: Sequence[int]) -> int:
-        """Rows of the next prompt chunk when `n_tokens` are left, behind ubatches of `in_flight` rows, oldest first."""
-        largest = self._sizes[-1]
-        if n_stages < 2 or n_tokens <= 0:
-            return largest
-        stages = self._known(n_stages)
-        rows_ahead = [self.padded(n_rows) for n_rows in in_flight]
-        candidates = [size for size in self._sizes if size >= MIN_CHUNK] or [largest]
-        finish_s = {size: self._finish_s(stages, rows_ahead, n_tokens, size) for size in candidates}
-        limit_s = AS_GOOD * min(finish_s.values())
-        return max(size for size in candidates if finish_s[size] <= limit_s)
+    def prompt_chunk(self, n_stages: int, prompts: Sequence[Prompt], in_flight: Sequence[InFlight] = ()) -> int:
+        """Rows of the next prompt chunk for these prompts, behind ubatches `in_flight`, oldest first.
+
+        How long chunks shall take is worked out when there is more to do than before, and for the last of them.
+        """
+        n_left = sum(n_tokens for n_tokens, _ in prompts)
+        if n_stages < 2 or n_left <= 0:
+            return self._sizes[-1]
+        stages, rows = self._known(n_stages), _Rows(prompts)
+        has_more, self._n_left = n_left > self._n_left, n_left
+        if self._chunk_s is not None and not has_more:
+            chunk = self._as_long(stages, rows, 0, self._chunk_s)
+            if n_left > _LAST_CHUNKS * chunk:
+                return chunk
+        chunk = self._first_chunk(stages, rows, n_left, in_flight)
+        self._chunk_s = _slowest_s(stages, chunk, rows.cells(0, chunk))
+        return chunk
 
     def n_groups(self, n_stages: int, n_decoding: int) -> int:
         """Into how many groups sequences that decode shall be divided: up to one per stage where that pays."""
         if n_stages < 2 or n_decoding < 2 or not all(s.is_measured for s in self._known(n_stages)):
             return 1
         stages = self._known(n_stages)
-        one_s = self._round_s(stages, n_decoding, 1)
-        best = min(range(1, min(n_stages, n_decoding) + 1), key=lambda n: self._round_s(stages, n_decoding, n))
-        return best if self._round_s(stages, n_decoding, best) <= WORTH_IT * one_s else 1
+        rounds_s = [self._round_s(stages, n_decoding, n) for n in range(1, min(n_stages, n_decoding) + 1)]
+        best_s = min(rounds_s)
+        return 1 + rounds_s.index(best_s) if best_s <= WORTH_IT * rounds_s[0] else 1
 
-    def n_in_flight(self, n_stages: int, n_rows: int) -> int:
+    def n_in_flight(self, n_stages: int, n_rows: int, cells: float = 0.0) -> int:
         """Ubatches of this size that keep every stage and every link busy, with some to spare."""
         stages, least = self._known(n_stages), least_in_flight(n_stages)
         if n_stages < 2 or not all(stage.is_measured for stage in stages):
             return least
         n_rows = self.padded(n_rows)
-        way_s = sum(max(s.seconds(n_rows, alone=True), s.seconds(n_rows)) for s in stages)
-        slowest_s = max(stage.seconds(n_rows) for stage in stages)
+        way_s = sum(max(s.seconds(n_rows, cells, alone=True), s.seconds(n_rows, cells)) for s in stages)
+        slowest_s = _slowest_s(stages, n_rows, cells)
         return min(4 * n_stages, max(least, 1 + -int(-way_s // slowest_s))) if slowest_s > 0 else least
 
     def _known(self, n_stages: int) -> list[StageTimes]:
@@ -151,20 +133,62 @@ class Pacing:
     def _round_s(self, stages: Sequence[StageTimes], n_decoding: int, n_groups: int) -> float:
         """One step of every sequence: a group's way over all stages, or as long as its turn takes to come again."""
         n_rows = self.padded(-(-n_decoding // n_groups))
-        way_s = sum(stage.seconds(n_rows, alone=True) for stage in stages)
-        return max(way_s, n_groups * max(stage.seconds(n_rows) for stage in stages))
+        cells = n_rows * self._row_cells
+        way_s = sum(stage.seconds(n_rows, cells, alone=True) for stage in stages)
+        return max(way_s, n_groups * _slowest_s(stages, n_rows, cells))
 
-    def _finish_s(self, stages: Sequence[StageTimes], ahead: Sequence[int], n_tokens: int, size: int) -> float:
-        """When the last stage has finished the prompt if it goes in chunks of `size`."""
+    def _first_chunk(self, stages: Sequence[StageTimes], rows: _Rows, n_left: int, ahead: Sequence[InFlight]) -> int:
+        """The first chunk of those that finish first, all taking as long as it does."""
+        finish_s = {size: self._finish_s(stages, rows, n_left, size, ahead) for size in self._chunk_sizes}
+        limit_s = AS_GOOD * min(finish_s.values())
+        return max(size for size in self._chunk_sizes if finish_s[size] <= limit_s)
+
+    def _finish_s(
+        self, stages: Sequence[StageTimes], rows: _Rows, n_left: int, first: int, ahead: Sequence[InFlight]
+    ) -> float:
+        """When the last stage has finished the prompts if chunks take as long as the first one, of `first` rows."""
         finish_s = [0.0] * len(stages)
-        n_chunks = -(-n_tokens // size)
-        for n_rows in (*ahead, *self._exact(n_chunks, n_tokens, size)):
-            before_s = 0.0
-            for number, stage in enumerate(stages):
-                before_s = finish_s[number] = max(before_s, finish_s[number]) + stage.seconds(n_rows)
-        slowest_s = max(stage.seconds(size) for stage in stages)
-        return finish_s[-1] + max(0, n_chunks - _EXACT_CHUNKS) * slowest_s
+        for n_rows, cells in ahead:
+            _run(stages, finish_s, self.padded(n_rows), cells)
+        begin = end = 0
+        for begin, end in self._walk(stages, rows, n_left, first):
+            _run(stages, finish_s, self.padded(end - begin), rows.cells(begin, end))
+        if end < n_left:
+            size = self.padded(end - begin)
+            n_chunks = (n_left - end) / (end - begin)
+            return finish_s[-1] + n_chunks * _slowest_s(stages, size, rows.cells(end, n_left) / n_chunks)
+        return finish_s[-1]
 
-    def _exact(self, n_chunks: int, n_tokens: int, size: int) -> Iterator[int]:
-        for number in range(max(0, n_chunks - _EXACT_CHUNKS), n_chunks):
-            yield self.padded(min(size, n_tokens - number * size))
+    def _walk(self, stages: Sequence[StageTimes], rows: _Rows, n_left: int, first: int) -> Iterator[tuple[int, int]]:
+        """First and last row of every chunk."""
+        chunk_s = _slowest_s(stages, first, rows.cells(0, first))
+        at = 0
+        for _ in range(_EXACT_CHUNKS):
+            end = min(n_left, at + self._as_long(stages, rows, at, chunk_s))
+            yield at, end
+            if end == n_left:
+                return
+            at = end
+
+    def _as_long(self, stages: Sequence[StageTimes], rows: _Rows, at: int, chunk_s: float) -> int:
+        """The largest chunk from row `at` on that the slowest stage does in this time."""
+        low, high = 0, len(self._chunk_sizes)
+        while high - low > 1:
+            middle = (low + high) // 2
+            size = self._chunk_sizes[middle]
+            if _slowest_s(stages, size, rows.cells(at, at + size)) <= _AS_LONG * chunk_s:
+                low = middle
+            else:
+                high = middle
+        return self._chunk_sizes[low]
+
+
+def _run(stages: Sequence[StageTimes], finish_s: list[float], n_rows: int, cells: float) -> None:
+    """One ubatch through the shop: `finish_s` is when each stage is free."""
+    before_s = 0.0
+    for number, stage in enumerate(stages):
+        before_s = finish_s[number] = max(before_s, finish_s[number]) + stage.seconds(n_rows, cells)
+
+
+def _slowest_s(stages: Sequence[StageTimes], n_rows: int, cells: float) -> float:
+    return max(stage.seconds(n_rows, cells) for stage in stages)

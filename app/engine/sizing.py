@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from app.engine.device import Device
 from app.engine.ggml import GGMLType
-from app.engine.loader import device_budgets, place_layers
+from app.engine.loader import device_budgets, layers_fit
 from app.engine.models.base import Model
 from app.engine.serving.types import BLOCK_CELLS, SchedulerConfig
 from app.engine.stage import StageLimits
 from app.engine.states import state_row_bytes
-from app.errors import ConfigError, OutOfDeviceMemory
+from app.errors import ConfigError
 
 #: Cells come in these steps, which are also those in which attention looks at the cache.
 STEP_CELLS = 256
@@ -61,12 +61,8 @@ def choose_sizes(model: Model, devices: Sequence[Device], wishes: SizeWishes) ->
     budgets = device_budgets(model, devices, largest.limits, SPARE)
 
     def fits(n_cells: int, n_snapshots: int) -> bool:
-        try:
-            limits = _sizes(model, n_cells, n_snapshots, wishes).limits
-            place_layers(model, limits, budgets, wishes.tensor_split)
-        except OutOfDeviceMemory:
-            return False
-        return True
+        limits = _sizes(model, n_cells, n_snapshots, wishes).limits
+        return layers_fit(model, limits, budgets, wishes.tensor_split)
 
     if wishes.ctx_size:
         return _sizes(model, wanted_cells, largest_of(n_wanted, lambda n: fits(wanted_cells, n)), wishes)

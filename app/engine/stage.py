@@ -39,7 +39,7 @@ from app.engine.states import StateTable, lay_out_states
 StageInput = NDArray[np.float32] | Future[memoryview] | Future[None]
 
 #: Prepared programs kept per stage. A shape costs some milliseconds to prepare and little memory to keep.
-_MAX_PREPARED = 96
+_MAX_PREPARED = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from app.engine.device import Device, DeviceCaps, DeviceMemory, Handle, Payload, WeightHint
 from app.engine.ggml import MAX_SRC, TRAITS, Op
@@ -71,7 +71,7 @@ class _Frames:
 class RpcHandle(Handle):
     """A program as the worker gets it: the frame that sends it whole, or the frame that names it."""
 
-    __slots__ = ("buffers", "device", "frame", "graph_id", "released")
+    __slots__ = ("buffers", "device", "frame", "graph_id", "refusal", "released")
 
     def __init__(
         self, device: RpcDevice, program_name: str, frame: bytes, graph_id: int | None, buffers: frozenset[RpcBuffer]
@@ -82,12 +82,16 @@ class RpcHandle(Handle):
         self.graph_id = graph_id
         self.buffers = buffers
         self.released = False
+        #: What the worker said against it, once it was heard.
+        self.refusal: str | None = None
 
     @property
     def flaw(self) -> str | None:
         """Why it must not run any more. A stock worker would not survive a graph on memory that is gone."""
         if self.released:
             return "it was released"
+        if self.refusal is not None:
+            return self.refusal
         return None if all(buffer.live for buffer in self.buffers) else "a buffer that it uses was freed"
 
 
@@ -110,6 +114,7 @@ class RpcDevice(Device):
         self._buffers: set[RpcBuffer] = set()
         self._frames = _Frames(encode(GetAlignment(index), self._version), encode(GraphRecompute(index), self._version))
         self._closed = False
+        self._latest: Future[Any] | None = None  # the last read or event: while it waits, so does every answer
 
     # -- memory ---------------------------------------------------------------------------------------------------
 
@@ -199,9 +204,10 @@ class RpcDevice(Device):
         if size_bytes == 0:  # a stock worker refuses an empty range at the end of a buffer; order is all that matters
             return self._event(memoryview(b"") if into is None else into)
         if size_bytes <= CHUNK_BYTES:
-            return self._sender.read(mine, offset, size_bytes, into)
+            self._latest = whole = self._sender.read(mine, offset, size_bytes, into)
+            return whole
         target = memoryview(bytearray(size_bytes)) if into is None else into
-        whole: Future[memoryview] = Future()
+        self._latest = whole = Future()
         with self.link.lock:
             parts = [
                 self._sender.read(mine, offset + start, n, target[start : start + n])
@@ -248,11 +254,15 @@ class RpcDevice(Device):
             return RpcHandle(self, program.name, head + graph, None, buffers)
         graph_id = self.link.new_graph_id()
         request = GraphStore(self.index, graph_id, memoryview(graph))
-        answer: Future[memoryview] = self._sender.ask(request, request.graph)
-        if reason := bytes(answer.result()).decode(errors="replace"):
-            raise UnsupportedOp(self.name, program.name, reason)
         frame = encode(GraphRun(self.index, graph_id), self._version)
-        return RpcHandle(self, program.name, frame, graph_id, buffers)
+        handle = RpcHandle(self, program.name, frame, graph_id, buffers)
+        answer: Future[memoryview] = self._sender.ask(request, request.graph)
+        if self._latest is None or self._latest.done():
+            if reason := bytes(answer.result()).decode(errors="replace"):
+                raise UnsupportedOp(self.name, program.name, reason)
+        else:  # the answer comes behind those of all that is being computed, which must not hold anybody up
+            answer.add_done_callback(lambda heard: _note_refusal(handle, heard))
+        return handle
 
     def run(self, handle: Handle) -> None:
         mine = self._my_handle(handle)
@@ -305,6 +315,7 @@ class RpcDevice(Device):
         future: Awaited[T] = self.link.dispatcher.awaited()
         answer = Answer("GET_ALIGNMENT", 8, 8, future, decode=lambda body: value)
         self._sender.submit("GET_ALIGNMENT", self._frames.record, answer)
+        self._latest = future
         return future
 
     def _check(self) -> None:
@@ -349,3 +360,10 @@ class RpcDevice(Device):
                     *(1, tensor.type, place.remote_ptr, tensor.ne, tensor.nb), data=place.base + tensor.offset
                 )
                 self._sender.tell(InitTensor(record))
+
+
+def _note_refusal(handle: RpcHandle, heard: Future[memoryview]) -> None:
+    """What was sent to the worker in the meantime has failed there, or the connection has."""
+    error = heard.exception()
+    reason = str(error) if error is not None else bytes(heard.result()).decode(errors="replace")
+    handle.refusal = reason or None

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.engine.buckets import bucket, buckets
-from app.engine.pacing import MIN_CHUNK, Pacing
+from app.engine.pacing import Pacing, Prompt
+from app.engine.stage_times import MIN_CHUNK, StageTimes
 
 SIZES = buckets(512)
 
@@ -20,8 +21,8 @@ def measured(*stages: Callable[[int], float], alone_s: float = 0.0, sizes: Seque
     for number, seconds in enumerate(stages):
         for size in sizes:
             for _ in range(3):
-                pacing.note(number, size, seconds(size), queued=True)
-                pacing.note(number, size, seconds(size) + alone_s, queued=False)
+                pacing.note(number, size, 0, seconds(size), queued=True)
+                pacing.note(number, size, 0, seconds(size) + alone_s, queued=False)
     return pacing
 
 
@@ -42,7 +43,7 @@ def finish_s(n_tokens: int, chunk: int, *stages: Callable[[int], float]) -> floa
 
 def test_one_stage_takes_the_largest_chunk_and_one_group() -> None:
     pacing = measured(per_row(1))
-    assert pacing.prompt_chunk(1, 2048, []) == 512
+    assert pacing.prompt_chunk(1, [(2048, 0)]) == 512
     assert pacing.n_groups(1, 16) == 1
 
 
@@ -51,7 +52,7 @@ def test_one_stage_takes_the_largest_chunk_and_one_group() -> None:
 @pytest.mark.parametrize("n_tokens", [100, 1000, 4096])
 def test_a_prompt_alone_goes_in_the_chunks_that_finish_first(n_stages: int, fixed_rows: float, n_tokens: int) -> None:
     stages = [per_row(fixed_rows)] * n_stages
-    chunk = measured(*stages).prompt_chunk(n_stages, n_tokens, [])
+    chunk = measured(*stages).prompt_chunk(n_stages, [(n_tokens, 0)])
     best = min(finish_s(n_tokens, size, *stages) for size in SIZES if size >= MIN_CHUNK)
     assert finish_s(n_tokens, chunk, *stages) <= 1.05 * best
 
@@ -59,20 +60,20 @@ def test_a_prompt_alone_goes_in_the_chunks_that_finish_first(n_stages: int, fixe
 def test_the_last_stage_of_a_long_prompt_hardly_waits() -> None:
     """2,048 tokens over two equal stages: within the reach of 1.75 times one stage."""
     one, half = finish_s(2048, 512, lambda n: 2e-3 * (8 + n)), per_row(8)
-    chunk = measured(half, half).prompt_chunk(2, 2048, [])
+    chunk = measured(half, half).prompt_chunk(2, [(2048, 0)])
     assert one / finish_s(2048, chunk, half, half) > 1.75
     assert one / finish_s(2048, 512, half, half) < 1.75
 
 
 def test_the_end_behind_a_slow_first_stage_is_small() -> None:
     slow, fast = per_row(4), lambda n: 0.5e-3 * (4 + n)
-    pacing = measured(slow, fast)
-    assert pacing.prompt_chunk(2, 8192, [256, 256, 256]) > pacing.prompt_chunk(2, 256, [256, 256, 256])
+    pacing, ahead = measured(slow, fast), [(256, 0.0)] * 3
+    assert pacing.prompt_chunk(2, [(8192, 0)], ahead) > pacing.prompt_chunk(2, [(256, 0)], ahead)
 
 
 def test_chunks_of_equal_stages_stay_as_long_as_those_in_front() -> None:
     """The longest ubatch fills and drains the pipeline; shorter ones behind it win nothing."""
-    assert measured(per_row(16), per_row(16)).prompt_chunk(2, 128, [128, 128]) >= 128
+    assert measured(per_row(16), per_row(16)).prompt_chunk(2, [(128, 0)], [(128, 0.0)] * 2) >= 128
 
 
 def test_groups_where_rows_cost_and_one_where_they_do_not() -> None:
@@ -85,57 +86,139 @@ def test_groups_where_rows_cost_and_one_where_they_do_not() -> None:
 def test_groups_end_when_they_turn_out_not_to_pay() -> None:
     pacing = Pacing(SIZES)
     for stage in (0, 1):
-        pacing.note(stage, 16, 0.020, queued=False)
+        pacing.note(stage, 16, 0, 0.020, queued=False)
     assert pacing.n_groups(2, 16) == 2  # half the rows promise less than 0.95 of the time
     for stage in (0, 1):
         for _ in range(3):
-            pacing.note(stage, 16, 0.020, queued=False)
-            pacing.note(stage, 8, 0.0199, queued=True)
-            pacing.note(stage, 8, 0.0205, queued=False)
+            pacing.note(stage, 16, 0, 0.020, queued=False)
+            pacing.note(stage, 8, 0, 0.0199, queued=True)
+            pacing.note(stage, 8, 0, 0.0205, queued=False)
     assert pacing.n_groups(2, 16) == 1
 
 
 def test_links_ask_for_more_ubatches_in_flight() -> None:
-    assert measured(per_row(0), per_row(0)).n_in_flight(2, 128) == 3
+    assert measured(per_row(0), per_row(0)).n_in_flight(2, 128) == 4
     assert measured(per_row(0), per_row(0), alone_s=0.128).n_in_flight(2, 128) == 5
     assert measured(per_row(0), per_row(0), alone_s=100.0).n_in_flight(2, 128) == 8
-    assert Pacing(SIZES).n_in_flight(3, 128) == 4
+    assert Pacing(SIZES).n_in_flight(3, 128) == 5
 
 
 def test_one_slow_run_of_a_size_is_not_believed() -> None:
     """It prepared the shape, and would keep the size from ever being tried again."""
     pacing = Pacing(SIZES)
     for stage in range(4):
-        pacing.note(stage, 4, 0.5, queued=False)
+        pacing.note(stage, 4, 0, 0.5, queued=False)
         for _ in range(5):
-            pacing.note(stage, 1, 0.0075, queued=False)
-            pacing.note(stage, 16, 0.019, queued=False)
+            pacing.note(stage, 1, 0, 0.0075, queued=False)
+            pacing.note(stage, 16, 0, 0.019, queued=False)
     assert pacing.n_groups(4, 16) == 4
 
 
 def test_a_slow_first_run_is_soon_forgotten() -> None:
     pacing = measured(per_row(8), per_row(8))
-    want = pacing.prompt_chunk(2, 2048, [])
-    pacing.note(0, 512, 60.0, queued=True)
+    want = pacing.prompt_chunk(2, [(2048, 0)])
+    pacing.note(0, 512, 0, 60.0, queued=True)
     for _ in range(12):
-        pacing.note(0, 512, 0.52, queued=True)
-    assert pacing.prompt_chunk(2, 2048, []) == want
+        pacing.note(0, 512, 0, 0.52, queued=True)
+    assert pacing.prompt_chunk(2, [(2048, 0)]) == want
+
+
+def seeing(n_rows: int, cells: float) -> float:
+    """A stage for which what a row sees counts as much as the row itself once that are 1,000 cells."""
+    return 1e-3 * (4 + n_rows) + 1e-6 * cells
+
+
+def cells_of(n_rows: int, past: int) -> float:
+    return n_rows * (past + n_rows / 2)
+
+
+def seen(n_stages: int, *, rounds: int = 4, chunk: int = 128) -> Pacing:
+    """Stages that have done prompts of 2,048 tokens in chunks of one size."""
+    pacing = Pacing(SIZES)
+    for _ in range(rounds):
+        for past in range(0, 2048, chunk):
+            for stage in range(n_stages):
+                cells = cells_of(chunk, past)
+                pacing.note(stage, chunk, cells, seeing(chunk, cells), queued=True)
+    return pacing
+
+
+def chunks(pacing: Pacing, n_stages: int, n_tokens: int) -> list[int]:
+    """All chunks of one prompt, as an engine asks for them."""
+    sizes: list[int] = []
+    flying: list[tuple[int, float]] = []
+    past = 0
+    while past < n_tokens:
+        in_flight = flying[-3:]
+        n_rows = min(n_tokens - past, pacing.prompt_chunk(n_stages, [(n_tokens - past, past)], in_flight))
+        sizes.append(n_rows)
+        flying.append((n_rows, cells_of(n_rows, past)))
+        past += n_rows
+    return sizes
+
+
+def test_chunks_take_the_same_time_not_the_same_rows() -> None:
+    sizes = chunks(seen(2), 2, 2048)
+    assert sum(sizes) == 2048 and sizes[0] >= 2 * sizes[-2]
+    times, past = [], 0
+    for n_rows in sizes:
+        times.append(seeing(n_rows, cells_of(n_rows, past)))
+        past += n_rows
+    assert max(times) < 1.6 * min(times[:-1])
+    assert 2 * sum(times) / (sum(times) + max(times)) > 1.85  # over two stages, as a part of one
+
+
+def test_the_time_of_what_rows_see_is_told_from_that_of_the_rows() -> None:
+    times = StageTimes()
+    for past in (0, 128, 256, 512, 1024, 1920) * 3:
+        times.note(128, cells_of(128, past), seeing(128, cells_of(128, past)), queued=True)
+    for past in (0, 4096):
+        cells = cells_of(128, past)
+        assert times.seconds(128, cells) == pytest.approx(seeing(128, cells), rel=0.05)
+    cells = cells_of(64, 2048)
+    assert times.seconds(64, cells) == pytest.approx(seeing(64, cells), rel=0.05)
+
+
+def test_a_second_prompt_is_paced_together_with_the_first() -> None:
+    pacing = seen(2)
+    alone = pacing.prompt_chunk(2, [(64, 1984)])
+    assert alone <= 64
+    assert pacing.prompt_chunk(2, [(64, 1984), (4096, 0)]) > alone
+
+
+def test_a_long_prompt_is_worked_out_once() -> None:
+    """Between its beginning and its last chunks only the length of time of its chunks is looked at."""
+    pacing = seen(2)
+    first = pacing.prompt_chunk(2, [(16384, 0)])
+    for stage in (0, 1):  # as if chunks of this size had become very dear: seen when there is more to do
+        for _ in range(9):
+            pacing.note(stage, first, 0, 60.0, queued=True)
+    assert pacing.prompt_chunk(2, [(16000, 384)]) < first
+    assert pacing.prompt_chunk(2, [(16000, 384), (10, 0)]) < first
 
 
 @settings(max_examples=60, deadline=None)
 @given(
-    st.lists(st.tuples(st.integers(0, 3), st.integers(1, 512), st.floats(0, 10), st.booleans()), max_size=30),
+    st.lists(
+        st.tuples(st.integers(0, 3), st.integers(1, 512), st.floats(0, 1e6), st.floats(0, 10), st.booleans()),
+        max_size=30,
+    ),
     st.integers(1, 4),
-    st.integers(1, 10_000),
-    st.lists(st.integers(1, 512), max_size=8),
+    st.lists(st.tuples(st.integers(1, 10_000), st.integers(0, 10_000)), min_size=1, max_size=4),
+    st.lists(st.tuples(st.integers(1, 512), st.floats(0, 1e6)), max_size=8),
     st.sampled_from([1, 7, 64, 512]),
 )
 def test_whatever_was_measured_decisions_are_within_limits(
-    samples: list[tuple[int, int, float, bool]], n_stages: int, n_tokens: int, in_flight: list[int], largest: int
+    samples: list[tuple[int, int, float, float, bool]],
+    n_stages: int,
+    prompts: list[Prompt],
+    in_flight: list[tuple[int, float]],
+    largest: int,
 ) -> None:
     pacing = Pacing(buckets(largest))
-    for stage, n_rows, seconds, queued in samples:
-        pacing.note(stage, n_rows, seconds, queued=queued)
-    assert 1 <= pacing.prompt_chunk(n_stages, n_tokens, in_flight) <= largest
-    assert 1 <= pacing.n_groups(n_stages, n_tokens) <= n_stages
-    assert n_stages + 1 <= pacing.n_in_flight(n_stages, n_tokens) <= max(2, 4 * n_stages)
+    for stage, n_rows, cells, seconds, queued in samples:
+        pacing.note(stage, n_rows, cells, seconds, queued=queued)
+    for _ in range(2):
+        assert 1 <= pacing.prompt_chunk(n_stages, prompts, in_flight) <= largest
+    assert 1 <= pacing.n_groups(n_stages, prompts[0][0]) <= n_stages
+    assert n_stages + 1 <= pacing.n_in_flight(n_stages, *in_flight[0] if in_flight else (1,)) <= max(2, 4 * n_stages)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.engine.buckets import bucket
+from app.engine.buckets import KV_STEP_CELLS, bucket, kv_bucket
 from app.engine.devices.numpy import NumpyDevice
 from app.engine.gguf.reader import GGUFFile
 from app.engine.loader import plan_stages
@@ -38,6 +38,18 @@ def test_buckets_hold_what_is_asked_and_waste_at_most_half(n: int, largest: int)
     size = bucket(n, largest)
     assert size >= n and (size <= largest or size == n)
     assert size <= max(1, 1.5 * n)
+
+
+@given(st.integers(1, 1 << 20))
+def test_programs_see_little_more_of_the_cache_than_they_must(n_cells: int) -> None:
+    seen = kv_bucket(n_cells)
+    assert n_cells <= seen < n_cells + max(KV_STEP_CELLS, n_cells / 4)
+    assert seen % KV_STEP_CELLS == 0
+
+
+def test_long_contexts_need_few_programs() -> None:
+    assert [kv_bucket(n) for n in (1, 256, 257, 2048, 2049, 4096, 4097)] == [256, 256, 512, 2048, 2560, 4096, 5120]
+    assert len({kv_bucket(n) for n in range(1, 1 << 17)}) == 32
 
 
 @given(st.integers(0, 500), st.integers(0, 500))

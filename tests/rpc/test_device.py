@@ -138,6 +138,27 @@ def test_a_tandem_worker_says_what_it_cannot_run() -> None:
         device.synchronize()
 
 
+def test_preparing_does_not_wait_for_what_is_being_computed() -> None:
+    adder, goes_on = Adder(), threading.Event()
+    adder.before_run = lambda: None if goes_on.wait(WAIT_S) else pytest.fail("nobody went on")
+    with remote(adder) as device:
+        buffer = device.alloc(1024)
+        first, bad = sum_program(buffer), sum_program(buffer)
+        bad = replace(bad, tensors=(*bad.tensors[:2], replace(bad.tensors[2], op=Op.MUL)))
+        device.run(device.prepare(first))
+        computing = device.read(buffer, 0, 4)
+        handle, refused = device.prepare(first), device.prepare(bad)
+        device.run(handle)
+        assert not computing.done()
+        goes_on.set()
+        device.synchronize()
+        device.run(refused)
+        with pytest.raises(DeviceError, match="this device only adds"):
+            device.synchronize()
+        device.run(handle)
+        device.synchronize()
+
+
 def test_a_tandem_worker_says_why_it_hangs_up() -> None:
     adder = Adder()
     with remote(adder) as device:

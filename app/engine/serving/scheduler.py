@@ -123,15 +123,17 @@ class Scheduler:
 
     def demand(self) -> Demand:
         """What budgets are chosen by. Waiting requests count as far as the cache is known not to have them."""
-        n_prompt_tokens = n_decoding = 0
+        n_decoding = 0
+        prompts = []
         for sequence in self.roster.live.values():
             if sequence.n_new > 0 and sequence.phase is Phase.RUNNING and sequence.n_left <= 1:
                 n_decoding += 1
-            elif sequence.phase is Phase.RUNNING:
-                n_prompt_tokens += sequence.n_left
-            else:
-                n_prompt_tokens += max(0, sequence.n_known - max(0, sequence.n_matched))
-        return Demand(n_prompt_tokens, n_decoding)
+                continue
+            is_running = sequence.phase is Phase.RUNNING
+            n_past = sequence.n_known - sequence.n_left if is_running else max(0, sequence.n_matched)
+            if sequence.n_known > n_past:
+                prompts.append((sequence.n_known - n_past, n_past))
+        return Demand(tuple(prompts), n_decoding)
 
     def live_samples(self, ubatch: Ubatch) -> tuple[Output, ...]:
         """The SAMPLE outputs of a ubatch in flight whose requests still want a token."""

@@ -108,10 +108,15 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What there is to compute: prompt tokens not scheduled yet, and sequences that decode, in flight or not."""
+    """What there is to compute: prompts as (tokens not scheduled yet, tokens before them) in order of arrival, and
+    sequences that decode, in flight or not."""
 
-    n_prompt_tokens: int
+    prompts: tuple[tuple[int, int], ...]
     n_decoding: int
+
+    @property
+    def n_prompt_tokens(self) -> int:
+        return sum(n_left for n_left, _ in self.prompts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +223,11 @@ class Ubatch:
     def n_decode(self) -> int:
         """Rows that are decode steps; the others are prompt rows."""
         return sum(s.n_rows for s in self.sequences if s.is_decode)
+
+    @property
+    def n_visible(self) -> int:
+        """Cells that rows see, each row's counted: what attention has to do for each head and layer."""
+        return int(self.positions.sum()) + len(self.positions)
 
     @property
     def n_kv(self) -> int:

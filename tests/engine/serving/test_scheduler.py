@@ -34,14 +34,15 @@ def test_demand_is_what_is_left_of_prompts_and_who_decodes() -> None:
     d = driver(n_slots=2)
     a = d.add(text(10, seed=9), max_tokens=20)
     d.add(text(100, seed=3), max_tokens=20)
-    assert d.scheduler.demand() == Demand(110, 0)
+    assert d.scheduler.demand() == Demand(((10, 0), (100, 0)), 0)
     while not a.answer:
         d.step(budget=Budget(n_prompt=20))
     d.step(budget=Budget(n_prompt=20))
     demand = d.scheduler.demand()
     assert demand.n_decoding == 1 and 0 < demand.n_prompt_tokens < 100 and demand.n_prompt_tokens % 10 == 0
+    assert demand.prompts == ((demand.n_prompt_tokens, 100 - demand.n_prompt_tokens),)
     d.add(text(30, seed=5), max_tokens=20)  # waits for a slot
-    assert d.scheduler.demand() == Demand(demand.n_prompt_tokens + 30, 1)
+    assert d.scheduler.demand() == Demand((*demand.prompts, (30, 0)), 1)
 
 
 # --- sharing rows ---

@@ -1,0 +1,193 @@
+"""How fast each device is for this model, measured before anything is placed: a few layers of zeros, and the head.
+
+No weight travels: devices fill memory of their own, and kernels take as long for zeros as for anything else. What is
+measured is the time from one ubatch's end to the next one's, so that links count only where they hold a stage up.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from app.engine.device import Device
+from app.engine.embedding import TokenEmbedding
+from app.engine.executor import Executor, Running, Scratch
+from app.engine.ggml import GGMLType
+from app.engine.loader import spec_bytes
+from app.engine.models.base import Model, StageShape
+from app.engine.placement import DeviceSpeed
+from app.engine.serving.types import BLOCK_CELLS, Output, OutputKind, Ubatch, UbatchSequence
+from app.engine.stage import Stage, StageLimits
+from app.errors import OutOfDeviceMemory
+
+log = logging.getLogger(__name__)
+
+#: All devices together; a device that is slow may take longer for the least that must run.
+BUDGET_S = 1.6
+#: Layers are taken until they have so many bytes, so that they come from memory as the whole model does.
+LAYERS_BYTES = 64 << 20
+#: Prompt rows to measure with, the most that the budget allows, and the cells that stand before them.
+PROMPT_ROWS = (128, 64, 32, 16, 8)
+PAST_TOKENS = 256
+#: Decode rows to measure with: what one group has when many requests run.
+DECODE_ROWS = 8
+#: Prompts are taken to have this many tokens for each time they need the head.
+_TOKENS_PER_HEAD = 512
+#: Prompt ubatches that run per device: one that prepares, one that fills the lane, one that is measured.
+_PROMPT_RUNS, _DECODE_RUNS = 3, 5
+
+
+def measure(
+    model: Model, devices: Sequence[Device], limits: StageLimits, clock: Callable[[], float] = time.monotonic
+) -> list[DeviceSpeed] | None:
+    """Seconds per weight byte on every device, in order; None if one has no memory even for this.
+
+    Takes about `BUDGET_S` in all and leaves nothing on the devices. Blocks. Raises DeviceLost and UnsupportedOp.
+    """
+    began_s = clock()
+    try:
+        speeds = []
+        for number, device in enumerate(devices):
+            left_s = max(0.0, BUDGET_S - (clock() - began_s)) / (len(devices) - number)
+            speeds.append(_measure_device(model, device, limits, left_s, clock))
+    except OutOfDeviceMemory as error:
+        log.warning("no room to measure devices, so all are taken to be equally fast: %s", error)
+        return None
+    log.debug("measured %d devices in %.2f s", len(devices), clock() - began_s)
+    return speeds
+
+
+def _measure_device(
+    model: Model, device: Device, limits: StageLimits, budget_s: float, clock: Callable[[], float]
+) -> DeviceSpeed:
+    began_s = clock()
+    n_decode = min(DECODE_ROWS, limits.max_tokens)
+    head = StageShape(model.n_layers, model.n_layers, True)
+    with _probe(model, device, limits, head, n_decode) as (probe, head_bytes):
+        head_s = probe.seconds([1] * n_decode, 0, _DECODE_RUNS, clock)
+    with _probe(model, device, limits, _some_layers(model), n_decode) as (probe, layer_bytes):
+        decode_s = probe.seconds([1] * n_decode, PAST_TOKENS, _DECODE_RUNS, clock)
+        left_s = budget_s - (clock() - began_s)
+        n_rows = _prompt_rows(limits.max_tokens, decode_s / n_decode, left_s)
+        prompt_s = probe.seconds([n_rows], PAST_TOKENS, _PROMPT_RUNS, clock)
+    return DeviceSpeed(
+        layer_prompt_s=prompt_s / n_rows / layer_bytes,
+        layer_decode_s=decode_s / n_decode / layer_bytes,
+        head_prompt_s=head_s / _TOKENS_PER_HEAD / head_bytes,
+        head_decode_s=head_s / n_decode / head_bytes,
+    )
+
+
+def _prompt_rows(max_tokens: int, row_s: float, left_s: float) -> int:
+    """A row of a prompt takes no longer than one of decode."""
+    allowed = [n for n in PROMPT_ROWS if n <= max_tokens] or [max_tokens]
+    return next((n for n in allowed if _PROMPT_RUNS * n * row_s <= left_s), allowed[-1])
+
+
+def _some_layers(model: Model) -> StageShape:
+    """Layers from the middle of the model: the first ones are sometimes of another kind. Never the very last one,
+    which computes only the rows that need logits."""
+    n_bytes = [0] * model.n_layers
+    for spec in model.weights():
+        if 0 <= spec.layer < model.n_layers:
+            n_bytes[spec.layer] += spec_bytes(spec)
+    n_most = max(1, model.n_layers - 1)
+    mean_bytes = max(1, sum(n_bytes) // model.n_layers)
+    count = min(n_most, -(-LAYERS_BYTES // mean_bytes))
+    first = (n_most - count) // 2
+    return StageShape(first, first + count, False)
+
+
+class _Probe:
+    """One stage full of zeros with sequences of its own."""
+
+    def __init__(self, model: Model, stage: Stage, limits: StageLimits, n_seqs: int) -> None:
+        row = np.ones(model.n_embd, np.float32)
+        embedding = TokenEmbedding(row.data.cast("B"), GGMLType.F32, model.n_embd, 1, 1.0)
+        scratch = Scratch(cell=limits.n_cells - 1, state_row=n_seqs, first_snapshot_row=n_seqs + 1)
+        self._executor = Executor(model, [stage], embedding, limits, scratch)
+        self._blocks_each = limits.n_cells // BLOCK_CELLS // n_seqs
+        self._n_ubatches = 0
+
+    def seconds(self, rows: Sequence[int], past: int, n_runs: int, clock: Callable[[], float]) -> float:
+        """From the end of one ubatch to the end of the next, the best of some; `rows` for every sequence."""
+        self._submit(rows, past).done.result()  # prepares, and repacks weights
+        ends = [_end(self._submit(rows, past), clock) for _ in range(n_runs - 1)]
+        ends_s = [end.result() for end in ends]
+        return max(1e-9, min(after - before for before, after in zip(ends_s, ends_s[1:], strict=False)))
+
+    def _submit(self, rows: Sequence[int], past: int) -> Running:
+        self._n_ubatches += 1
+        return self._executor.submit(self._ubatch(rows, past))
+
+    def _ubatch(self, rows: Sequence[int], past: int) -> Ubatch:
+        sequences, positions, cells = [], [], []
+        first_row = 0
+        for slot, n_rows in enumerate(rows):
+            first_block = slot * self._blocks_each
+            n_blocks = -(-(past + n_rows) // BLOCK_CELLS)
+            blocks = np.arange(first_block, first_block + n_blocks, dtype=np.int32)
+            sequences.append(UbatchSequence(f"probe-{slot}", slot, first_row, n_rows, past, blocks, n_rows == 1))
+            positions.append(np.arange(past, past + n_rows, dtype=np.int32))
+            cells.append(positions[-1].astype(np.int64) + first_block * BLOCK_CELLS)
+            first_row += n_rows
+        outputs = [Output(s.first_row + s.n_rows - 1, s.request_id, OutputKind.SAMPLE, past) for s in sequences]
+        return Ubatch(
+            id=self._n_ubatches,
+            epoch=0,
+            tokens=np.zeros(first_row, np.int32),
+            positions=np.concatenate(positions),
+            cells=np.concatenate(cells),
+            slots=np.repeat(np.arange(len(rows), dtype=np.int32), rows),
+            sequences=tuple(sequences),
+            outputs=tuple(outputs),
+        )
+
+
+def _end(running: Running, clock: Callable[[], float]) -> Future[float]:
+    """When a ubatch is done, by the lane that did it."""
+    end: Future[float] = Future()
+
+    def note(done: Future[Any]) -> None:
+        error = done.exception()
+        if error is not None:
+            end.set_exception(error)
+        else:
+            end.set_result(clock())
+
+    running.done.add_done_callback(note)
+    return end
+
+
+@contextmanager
+def _probe(
+    model: Model, device: Device, limits: StageLimits, shape: StageShape, n_seqs: int
+) -> Iterator[tuple[_Probe, int]]:
+    """A probe of these layers, and the bytes of their weights; the device has its memory back afterwards."""
+    n_tokens = min(limits.max_tokens, PROMPT_ROWS[0])
+    blocks_each = -(-(PAST_TOKENS + 1) // BLOCK_CELLS)
+    n_blocks = 1 + max(n_seqs * blocks_each, -(-(PAST_TOKENS + n_tokens) // BLOCK_CELLS))
+    small = StageLimits(
+        max_tokens=n_tokens,
+        max_outputs=n_seqs,
+        max_seqs=n_seqs,
+        n_cells=-(-n_blocks * BLOCK_CELLS // 256) * 256,
+        n_snapshots=0,
+        key_type=limits.key_type,
+        value_type=limits.value_type,
+    )
+    stage = Stage(device, model, shape, small)
+    try:
+        stage.reserve()
+        for buffer in stage.buffers:
+            device.fill(buffer, 0, buffer.size_bytes, 0)
+        yield _Probe(model, stage, small, n_seqs), max(1, stage.weight_bytes())
+    finally:
+        stage.free()
+        device.synchronize()
