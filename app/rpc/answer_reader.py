@@ -18,6 +18,7 @@ import numpy as np
 from app.errors import ProtocolError
 from app.rpc.outbox import now
 from app.rpc.protocol import AnswerParser
+from app.rpc.short_waits import ShortWaits
 
 if TYPE_CHECKING:
     from app.rpc.dispatcher import Dispatcher
@@ -39,6 +40,7 @@ class AnswerReader:
     def __init__(self, dispatcher: Dispatcher, tick_s: float) -> None:
         self._dispatcher = dispatcher
         self._sock = dispatcher.sock
+        self._short_waits = ShortWaits(self._sock)
         self._tick_s = tick_s
         self._lock = dispatcher.lock
         self._pending = dispatcher.pending
@@ -149,7 +151,7 @@ class AnswerReader:
         """
         while True:
             try:
-                n = self._sock.recv_into(space, 0, flags)
+                n = self._sock.recv_into(space, 0, flags) if flags else self._short_waits.receive(space)
             except BlockingIOError:  # one tick without a byte
                 self._check_deadlines()
                 continue

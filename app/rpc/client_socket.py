@@ -9,6 +9,7 @@ import time
 from app.errors import RemoteProtocolError
 from app.rpc.messages import Request
 from app.rpc.protocol import RequestParser, encode_error_notice
+from app.rpc.short_waits import ShortWaits
 from app.rpc.sockets import TICK_S, receive_tick, set_ticks
 
 log = logging.getLogger(__name__)
@@ -27,6 +28,7 @@ class ClientSocket:
     def __init__(self, sock: socket.socket, parser: RequestParser, *, hello_s: float, idle_s: float) -> None:
         set_ticks(sock, min(TICK_S, hello_s / 4, idle_s / 4))
         self._sock = sock
+        self._short_waits = ShortWaits(sock)
         self._parser = parser
         self._hello_s = hello_s
         self._idle_s = idle_s
@@ -119,7 +121,7 @@ class ClientSocket:
     def _receive(self, space: memoryview, flags: int = 0) -> int:
         """Receive something; with MSG_WAITALL all of `space`, unless a tick passes in the middle."""
         try:
-            n = self._sock.recv_into(space, 0, flags)
+            n = self._sock.recv_into(space, 0, flags) if flags else self._short_waits.receive(space)
         except BlockingIOError:
             n = self._wait(space)
         if n == 0:
