@@ -9,7 +9,7 @@ from anyio import CapacityLimiter
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
-from app.api import cancel, chat, completions, docs, embeddings, errors, health, infill, models, state, text
+from app.api import cancel, chat, completions, docs, embeddings, errors, health, infill, models, rerank, state, text
 from app.api.anthropic import routes as messages
 from app.api.auth import Authentication, Keys
 from app.api.body import AnyContentType
@@ -20,6 +20,10 @@ from app.api.options import ApiOptions
 from app.api.responses import routes as responses
 from app.engine.service import InferenceService
 
+ROUTES = (
+    *(chat, responses, messages, completions, infill),
+    *(embeddings, rerank, text, cancel, models, state, health),
+)
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
 
@@ -28,7 +32,7 @@ def create_app(service: InferenceService, options: ApiOptions, *, lifespan: Life
     app = FastAPI(title="Tandem", version=options.version, lifespan=lifespan, strict_content_type=False)
     app.state.api = Api(service, options, CapacityLimiter(options.text_threads))
     errors.install(app)
-    for module in (chat, responses, messages, completions, infill, embeddings, text, cancel, models, state, health):
+    for module in ROUTES:
         app.include_router(module.router)
     docs.install(app, has_keys=bool(options.api_keys))
     add_layers(app, options)

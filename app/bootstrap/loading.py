@@ -18,6 +18,7 @@ from app.engine.gguf.reader import GGUFFile
 from app.engine.loader import HashSource, PlannedStage, load_stages
 from app.engine.models.base import Model
 from app.engine.parts import EngineParts
+from app.engine.ranking import Ranking
 from app.engine.sizing import Sizes
 from app.engine.text.templates import ChatTemplate
 from app.engine.text.tokenizer import Tokenizer
@@ -152,6 +153,7 @@ class Loading:
                 config=config,
                 executor=executor,
                 grammars=self._front.grammars,
+                ranking=Ranking.of(opened.gguf, opened.tokenizer),
                 recovery=self._recovery,
                 max_in_flight=len(stages) + 1,
                 trace=self._trace,

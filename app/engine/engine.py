@@ -52,6 +52,7 @@ class Engine:
         self.tokenizer = parts.tokenizer
         self.template = parts.template
         self.grammars = parts.grammars or Grammars(parts.tokenizer)
+        self.ranking = parts.ranking
         self._config = parts.config
         self._samplers = SamplerFactory(parts.tokenizer, parts.info.n_vocab)
         self._constrainer = Constrainer(parts.tokenizer, self.grammars)

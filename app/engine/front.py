@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from app.engine.engine import Engine
 from app.engine.grammar import Grammars
+from app.engine.ranking import Ranking
 from app.engine.request import GenerateRequest, SamplingParams
 from app.engine.service import Embedding, ModelInfo, Phase, ServiceStatus, SlotInfo
 from app.engine.stream import EventStream
@@ -37,6 +38,10 @@ class ServiceFront:
         """The engine stands: from now on it answers."""
         self.info = engine.info
         self._engine = engine
+
+    @property
+    def ranking(self) -> Ranking | None:
+        return None if self._engine is None else self._engine.ranking
 
     def status(self) -> ServiceStatus:
         return self._status if self._engine is None else self._engine.status()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from app.engine.executor import Executor
 from app.engine.grammar import Grammars
+from app.engine.ranking import Ranking
 from app.engine.service import ModelInfo
 from app.engine.serving.types import SchedulerConfig
 from app.engine.text.templates import ChatTemplate
@@ -28,6 +29,7 @@ class EngineParts:
     config: SchedulerConfig
     executor: Executor
     grammars: Grammars | None = None
+    ranking: Ranking | None = None
     recovery: Recovery | None = None
     max_in_flight: int = 2
     trace: Trace | None = None

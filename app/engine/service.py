@@ -14,6 +14,7 @@ from app.engine.request import Event, GenerateRequest, SamplingParams
 
 if TYPE_CHECKING:
     from app.engine.grammar import Grammars
+    from app.engine.ranking import Ranking
     from app.engine.text.templates import ChatTemplate
     from app.engine.text.tokenizer import Tokenizer
 
@@ -110,6 +111,11 @@ class InferenceService(Protocol):
     @property
     def grammars(self) -> Grammars:
         """Compiled constraints; one whose `check` has passed costs nothing at submit."""
+        ...
+
+    @property
+    def ranking(self) -> Ranking | None:
+        """How the model ranks documents; None where it cannot."""
         ...
 
     def status(self) -> ServiceStatus: ...

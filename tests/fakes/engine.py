@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from app.engine.grammar import Grammars
+from app.engine.ranking import Ranking
 from app.engine.request import (
     Delta,
     Event,
@@ -234,6 +235,7 @@ class FakeEngine:
         self.tokenizer: Any = FakeTokenizer()
         self.template = ChatTemplate(template, "<s>", "</s>")
         self.grammars = Grammars(self.tokenizer)
+        self.ranking: Ranking | None = None
         self._status = ServiceStatus(phase=phase)
         self.info = ModelInfo(
             name="fake-model",

@@ -14,6 +14,7 @@ from app.engine.gguf.reader import GGUFFile
 from app.engine.loader import load_stages, plan_stages
 from app.engine.models import registry
 from app.engine.parts import EngineParts, Recovery
+from app.engine.ranking import Ranking
 from app.engine.request import Delta, Event, Finished, GenerateRequest, SamplingParams, Started
 from app.engine.service import ModelInfo
 from app.engine.sizing import SizeWishes, choose_sizes
@@ -83,6 +84,7 @@ def open_engine(
             template=ChatTemplate.from_metadata(gguf.metadata, tokenizer),
             config=config,
             executor=Executor(model, stages, TokenEmbedding.of(gguf, model), sizes.limits, scratch),
+            ranking=Ranking.of(gguf, tokenizer),
             recovery=recovery,
             max_in_flight=max_in_flight,
             trace=trace,
