@@ -45,7 +45,7 @@ def in_messages(constraint: Constraint, prompt: ChatPrompt, api: Api) -> Constra
             param=constraint.param,
             code="unsupported",
         )
-    grammar = harmony_answer(constraint.source, constraint.param, api.tag_literal)
+    grammar = harmony_answer(constraint.source, constraint.param, api.marks)
     return Constraint(kind="lark", source=grammar, param=constraint.param)
 
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import anyio.to_thread
 from anyio import CapacityLimiter
@@ -15,9 +15,13 @@ from fastapi import Depends, Request
 from app.api.options import ApiOptions
 from app.api.responses.store import ResponseStore
 from app.engine.service import InferenceService, Phase, ServiceStatus
+from app.engine.text.grammar_parts import Marks
 from app.engine.text.reasoning import ReasoningFormat, format_of
 from app.engine.text.turns import TurnMarks
 from app.errors import NotFound, NotReady
+
+if TYPE_CHECKING:
+    from app.engine.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
 
@@ -34,6 +38,22 @@ class Loading(NotReady):
         )
         self.code = "loading"
         self.loading = {"detail": status.detail, "progress": status.progress, "eta_seconds": left}
+
+
+@dataclass(frozen=True, slots=True)
+class VocabularyMarks:
+    """Names tags in grammars in Lark's notation."""
+
+    tokenizer: Tokenizer
+
+    def literal(self, tag: str) -> str:
+        """By its token, or as text where it has none."""
+        token = self.tokenizer.token_id(tag)
+        return json.dumps(tag, ensure_ascii=False) if token is None else f"<[{token}]>"
+
+    def is_control(self, tag: str) -> bool:
+        token = self.tokenizer.token_id(tag)
+        return token is not None and self.tokenizer.is_control(token)
 
 
 @dataclass(frozen=True)
@@ -90,10 +110,10 @@ class Api:
         """Whether the loaded model's answers are rows of messages with headers, as gpt-oss writes them."""
         return self.thinking is not None and self.thinking.name == "harmony"
 
-    def tag_literal(self, tag: str) -> str:
-        """Names a tag in a grammar in Lark's notation: by its token, or as text where it has none."""
-        token = self.service.tokenizer.token_id(tag)
-        return json.dumps(tag, ensure_ascii=False) if token is None else f"<[{token}]>"
+    @cached_property
+    def marks(self) -> Marks:
+        """How the loaded model's vocabulary has the tags of calls and messages."""
+        return VocabularyMarks(self.service.tokenizer)
 
     @cached_property
     def turn_marks(self) -> TurnMarks:

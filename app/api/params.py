@@ -33,12 +33,15 @@ UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "thinking_budget_tokens": (-1,),
     "id_slot": (-1,),
     "n_cache_reuse": (0,),
-    "functions": ([],),
-    "function_call": ("none",),
     "modalities": (["text"],),
     "audio": (),
     "prediction": (),
     "web_search_options": (),
+}
+#: Fields of older clients, the values that ask for nothing, and what took their place.
+RENAMED: Mapping[str, tuple[tuple[object, ...], str]] = {
+    "functions": (([],), "tools"),
+    "function_call": (("none", "auto"), "tool_choice"),
 }
 #: Fields that pass to SamplingParams under their own name.
 SAMPLING_FIELDS = (
@@ -101,6 +104,14 @@ def refuse_unsupported(body: SamplingFields) -> None:
         if value is not None and value not in neutral:
             raise InvalidParameter(
                 f"{name} is not supported by this server; leave it out", param=name, code="unsupported"
+            )
+    for name, (neutral, successor) in RENAMED.items():
+        value = getattr(body, name, None)
+        if value is not None and value not in neutral:
+            raise InvalidParameter(
+                f"{name} is the older way and not supported by this server; use {successor}",
+                param=name,
+                code="unsupported",
             )
 
 

@@ -131,11 +131,29 @@ def tool_use(body: ChatRequest, api: Api, form: Constraint | None) -> ToolUse | 
     if body.tool_choice in (None, "auto"):
         constraint = None if form is None else _may_call(form, family, template.source, schemas, api, most)
         return ToolUse(family, schemas, most, constraint)
+    if form is not None:
+        _check_beside_calls(form, api)
     if isinstance(body.tool_choice, dict):
         name = chosen_name(body.tool_choice)
         schemas, most = {name: schemas[name]}, 1
     constraint = _must_call(family, template.source, schemas, api, several=most is None)
     return ToolUse(family, schemas, most, constraint)
+
+
+def _check_beside_calls(form: Constraint, api: Api) -> None:
+    """An answer that must call has no text that could have a form; what is wrong with the form is refused all the same.
+
+    Agents ask for both, and for the form alone once their tools were called.
+    """
+    _check_goes_with_tools(form)
+    api.service.grammars.check(form)
+
+
+def _check_goes_with_tools(form: Constraint) -> None:
+    if form.kind != "json_schema":
+        raise InvalidParameter(
+            f"{form.param} does not go with tools here; leave one out or set tool_choice to none", param=form.param
+        )
 
 
 def _may_call(
@@ -147,9 +165,13 @@ def _may_call(
     most: int | None,
 ) -> Constraint:
     """Calls, or an answer of the form."""
-    if form.kind != "json_schema" or api.answers_in_messages:
+    _check_goes_with_tools(form)
+    if api.answers_in_messages:
         raise InvalidParameter(
-            f"{form.param} does not go with tools here; leave one out or set tool_choice to none", param=form.param
+            f"{form.param} does not go with tools in this model's message format; leave one out or set tool_choice to "
+            f"none or required",
+            param=form.param,
+            code="unsupported",
         )
     calls = _must_call(family, source, schemas, api, several=most is None)
     return Constraint(kind="lark", source=or_answer(calls.source, form.source, form.param), param=form.param)
@@ -159,11 +181,5 @@ def _must_call(
     family: CallFormat, source: str, schemas: Mapping[str, Mapping[str, Any]], api: Api, *, several: bool
 ) -> Constraint:
     typed = {name: {"type": "object", **schema} for name, schema in schemas.items()}
-    grammar = call_grammar(family, source, typed, api.tag_literal, several=several)
-    if grammar is None:
-        raise InvalidParameter(
-            "this model's way to write calls cannot be enforced yet; use tool_choice auto",
-            param="tool_choice",
-            code="unsupported",
-        )
+    grammar = call_grammar(family, source, typed, api.marks, several=several)
     return Constraint(kind="lark", source=grammar, param="tools")

@@ -202,6 +202,30 @@ async def test_ids_are_as_the_template_wants_them() -> None:
             assert (await client.post(CHAT, json={"messages": history, "tools": TOOLS})).status_code == 200
 
 
+async def test_a_form_beside_calls_that_must_be(caller: httpx.AsyncClient) -> None:
+    """There is no text that could have the form; what is wrong with it is told all the same."""
+    form = {"type": "json_schema", "json_schema": {"name": "s", "schema": {"enum": [7, 8]}}}
+    body = {**HOT, "tool_choice": NAMED, "response_format": form, "seed": 1}
+    choice = (await caller.post(CHAT, json=body)).json()["choices"][0]
+    assert [name for name, _ in told(choice["message"]["tool_calls"])] == ["time"] and not choice["message"]["content"]
+
+
+async def test_a_wrong_form_beside_calls_that_must_be(client: httpx.AsyncClient) -> None:
+    bad = {"type": "json_schema", "json_schema": {"name": "s", "schema": {"not": {}}}}
+    for more in ({"response_format": bad}, {"guided_regex": "a"}):
+        for choice in ("required", NAMED):
+            body = {"messages": HI, "tools": TOOLS, "tool_choice": choice, **more}
+            is_error(await client.post(CHAT, json=body), 400, next(iter(more)))
+
+
+@pytest.mark.parametrize(("field", "value"), [("functions", [{"name": "f"}]), ("function_call", {"name": "f"})])
+async def test_older_fields_name_what_took_their_place(client: httpx.AsyncClient, field: str, value: Any) -> None:
+    error = is_error(await client.post(CHAT, json={"messages": HI, field: value}), 400, field)
+    assert ("tools" if field == "functions" else "tool_choice") in error["message"]
+    neutral: Any = [] if field == "functions" else "auto"
+    assert (await client.post(CHAT, json={"messages": HI, field: neutral})).status_code == 200
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -238,6 +262,11 @@ TEMPLATES = {
     "llama3": HERMES.replace("<tool_call>", "").replace("</tool_call>", "") + "{# <|python_tag|> #}",
     "mistral": HERMES.replace("<tool_call>", "[TOOL_CALLS]").replace("</tool_call>", ""),
     "deepseek": HERMES.replace("<tool_call>", "<｜tool▁call▁begin｜>").replace("</tool_call>", ""),
+    "glm": HERMES.replace("{{ '{' }}name, arguments{{ '}' }}", "<arg_key>"),
+    "kimi": HERMES.replace("<tool_call>", "<|tool_calls_section_begin|>").replace("</tool_call>", ""),
+    "dsml": HERMES.replace("<tool_call>", "<｜DSML｜function_calls>").replace("</tool_call>", ""),
+    "minimax": HERMES.replace("<tool_call>", "<minimax:tool_call>").replace("</tool_call>", ""),
+    "gemma4": HERMES.replace("<tool_call>", "<|tool_call>").replace("</tool_call>", ""),
     "generic": CHATML,
 }
 HOT = {"messages": HI, "temperature": 1.5, "top_k": 0, "top_p": 1, "min_p": 0, "max_tokens": 1200, "tools": TOOLS}
@@ -254,7 +283,7 @@ def engine_file(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     device.close()
 
 
-SLOW = ("coder", "mistral", "deepseek")
+SLOW = ("coder", "mistral", "deepseek", "kimi", "dsml", "minimax")
 
 
 @pytest.fixture(params=[pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in TEMPLATES])

@@ -95,11 +95,11 @@ def _check_part(part: Mapping[str, Any], root: Any, where: str, param: str) -> N
     if "x-guidance" in part:
         raise InvalidParameter(f"{param} has the keyword x-guidance at {where}, which is not supported", param=param)
     if "$ref" in part:
-        _resolved(part, root, where, param)
+        resolved(part, root, where, param)
     branches = part.get("oneOf")
     if isinstance(branches, list):
         for one, other in combinations(branches, 2):
-            if not _exclude(_resolved(one, root, where, param), _resolved(other, root, where, param), root, param):
+            if not _exclude(resolved(one, root, where, param), resolved(other, root, where, param), root, param):
                 raise InvalidParameter(
                     f"{param} has oneOf at {where} with branches that may both match, which is not supported; "
                     f"use anyOf, or give each branch a type or a required constant of its own",
@@ -107,7 +107,7 @@ def _check_part(part: Mapping[str, Any], root: Any, where: str, param: str) -> N
                 )
 
 
-def _resolved(part: Any, root: Any, where: str, param: str) -> Any:
+def resolved(part: Any, root: Any, where: str, param: str) -> Any:
     """The schema that a chain of references ends at."""
     for _ in range(_MOST_REFERENCES):
         if not isinstance(part, dict) or not isinstance(part.get("$ref"), str):
@@ -148,7 +148,7 @@ def _exclude(one: Any, other: Any, root: Any, param: str) -> bool:
 
 def _have_own_constants(one: Any, other: Any, root: Any, param: str) -> bool:
     for name in set(_required(one)) & set(_required(other)):
-        pair = [_resolved(part["properties"].get(name), root, name, param) for part in (one, other)]
+        pair = [resolved(part["properties"].get(name), root, name, param) for part in (one, other)]
         values, others = map(_values, pair)
         if values is not None and others is not None and not any(value in others for value in values):
             return True
