@@ -28,7 +28,7 @@ from app.engine.pooling import PoolingRequest, pooled_request
 from app.engine.request import Embedded, FinishReason, GenerateRequest, SamplingParams
 from app.engine.sampling import SamplerFactory
 from app.engine.service import Embedding, Phase, ServiceStatus, SlotInfo
-from app.engine.serving.scheduler import WHOLE_BUDGET, Scheduler
+from app.engine.serving.scheduler import Scheduler
 from app.engine.serving.types import Choice, Ended, Output, OutputKind, Ubatch
 from app.engine.standing import Standing
 from app.engine.stream import EventStream, Outbox
@@ -206,9 +206,7 @@ class Engine:
         executor = self._standing.executor
         n_stages = len(executor.stages)
         while len(self._running) < self._overlap.n_in_flight(n_stages, self._running):
-            budget = WHOLE_BUDGET
-            if n_stages > 1:
-                budget = self._overlap.budget(n_stages, self._scheduler.demand(), self._running)
+            budget = self._overlap.budget(n_stages, self._scheduler.demand(), self._running)
             ubatch = self._scheduler.schedule(self._clock(), budget)
             if ubatch is None:
                 return

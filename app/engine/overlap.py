@@ -28,17 +28,29 @@ class Overlap:
         return max(self._n_at_least, self._pacing.n_in_flight(n_stages, last.n_tokens, last.n_visible))
 
     def budget(self, n_stages: int, demand: Demand, running: Sequence[Running]) -> Budget:
-        """Over several stages: how long the next prompt chunk is, and how many sequences one decode group has."""
+        """How long the next prompt chunk is and, over several stages, how many sequences one decode group has."""
         n_prompt = n_decode = None
         if demand.n_prompt_tokens:
             in_flight = [(one.ubatch.n_tokens, float(one.ubatch.n_visible)) for one in running]
             n_prompt = self._pacing.prompt_chunk(n_stages, demand.prompts, in_flight)
-        if demand.n_decoding > 1:
+            if demand.n_decoding:
+                n_prompt = min(n_prompt, self._chunk_beside(n_stages, demand, running))
+        if demand.n_decoding > 1 and n_stages > 1:
             n_groups = self._pacing.n_groups(n_stages, demand.n_decoding)
             n_decode = -(-demand.n_decoding // n_groups)
             if not demand.n_prompt_tokens and len(running) >= n_groups:
                 n_decode = 0  # who is ready now waits for the next group, or there would be ever more and smaller ones
         return Budget(n_prompt=n_prompt, n_decode=n_decode)
+
+    def _chunk_beside(self, n_stages: int, demand: Demand, running: Sequence[Running]) -> int:
+        """Decode rows that are not in flight are ready; groups of them are as large as the largest there is."""
+        groups = [one.ubatch.n_decode for one in running]
+        n_ready = max(0, demand.n_decoding - sum(groups))
+        n_now = max(1, n_ready, *groups)
+        seen = [one.ubatch.n_visible / one.ubatch.n_tokens for one in running if one.ubatch.n_decode]
+        row_cells = min(seen, default=0.0)  # rows of a prompt beside them may see more
+        ready, now = (n_ready, n_ready * row_cells), (n_now, n_now * row_cells)
+        return self._pacing.chunk_beside(n_stages, demand.prompts, ready, now)
 
     def note(self, running: Running, now_s: float) -> None:
         """A ubatch has run."""

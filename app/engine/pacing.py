@@ -18,6 +18,8 @@ from app.engine.stage_times import MIN_CHUNK, StageTimes
 WORTH_IT = 0.95
 #: A prompt's chunk beside decode may make the step take this much as long as decode alone would.
 BESIDE_DECODE = 2.0
+#: But so many rows it may have in any case.
+LEAST_BESIDE = 16
 #: Of chunks that finish within this much of the first the largest is taken: each costs the control plane something too.
 AS_GOOD = 1.01
 #: A chunk may take so much longer than the first one of its prompt: sizes come in steps.
@@ -103,6 +105,22 @@ class Pacing:
         chunk = self._first_chunk(stages, rows, n_left, in_flight)
         self._chunk_s = _slowest_s(stages, chunk, rows.cells(0, chunk))
         return chunk
+
+    def chunk_beside(self, n_stages: int, prompts: Sequence[Prompt], ready: InFlight, now: InFlight) -> int:
+        """Rows of the next prompt chunk in a step with the decode rows that are `ready`, so that streams hardly notice.
+
+        `now`: the decode rows that steps have, by which it is known how long a step takes without a prompt.
+        """
+        stages, rows = self._known(n_stages), _Rows(prompts)
+        limits_s = [BESIDE_DECODE * stage.seconds(self.padded(now[0]), now[1]) for stage in stages]
+        chunk = LEAST_BESIDE
+        for size in self._sizes:
+            n_rows = size - ready[0]
+            cells = ready[1] + rows.cells(0, max(0, n_rows))
+            if any(stage.seconds(size, cells) > limit_s for stage, limit_s in zip(stages, limits_s, strict=True)):
+                break
+            chunk = max(chunk, n_rows)
+        return min(chunk, self._sizes[-1])
 
     def n_groups(self, n_stages: int, n_decoding: int) -> int:
         """Into how many groups sequences that decode shall be divided: up to one per stage where that pays."""

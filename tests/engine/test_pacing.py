@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.engine.buckets import bucket, buckets
-from app.engine.pacing import Pacing, Prompt
+from app.engine.pacing import LEAST_BESIDE, Pacing, Prompt
 from app.engine.stage_times import MIN_CHUNK, StageTimes
 
 SIZES = buckets(512)
@@ -222,3 +222,28 @@ def test_whatever_was_measured_decisions_are_within_limits(
         assert 1 <= pacing.prompt_chunk(n_stages, prompts, in_flight) <= largest
     assert 1 <= pacing.n_groups(n_stages, prompts[0][0]) <= n_stages
     assert n_stages + 1 <= pacing.n_in_flight(n_stages, *in_flight[0] if in_flight else (1,)) <= max(2, 4 * n_stages)
+
+
+def test_a_chunk_beside_decode_may_double_a_step_and_fills_its_size() -> None:
+    pacing = measured(per_row(8))
+    assert pacing.chunk_beside(1, [(2000, 0)], ready=(64, 0.0), now=(64, 0.0)) == 128 - 64
+    assert pacing.chunk_beside(1, [(2000, 0)], ready=(30, 0.0), now=(34, 0.0)) == 96 - 30  # 34 count as 48
+    assert pacing.chunk_beside(1, [(2000, 0)], ready=(0, 0.0), now=(64, 0.0)) == 128
+
+
+def test_a_chunk_beside_a_lone_stream_is_short_but_a_chunk() -> None:
+    assert measured(per_row(0)).chunk_beside(1, [(2000, 0)], ready=(1, 0.0), now=(1, 0.0)) == LEAST_BESIDE
+
+
+def test_where_rows_cost_nothing_a_chunk_beside_decode_is_the_largest() -> None:
+    assert measured(lambda _: 0.01).chunk_beside(1, [(2000, 0)], ready=(4, 0.0), now=(4, 0.0)) == 512 - 4
+
+
+def test_of_a_prompt_that_sees_much_fewer_rows_go_beside_decode() -> None:
+    pacing = Pacing(SIZES)
+    for size in SIZES:
+        for cells in (0.0, 1e5, 0.0, 1e5, 0.0):
+            pacing.note(0, size, cells, 1e-3 * (8 + size) + 1e-7 * cells, queued=True)
+    early = pacing.chunk_beside(1, [(2000, 0)], ready=(64, 0.0), now=(64, 0.0))
+    late = pacing.chunk_beside(1, [(2000, 8000)], ready=(64, 0.0), now=(64, 0.0))
+    assert LEAST_BESIDE <= late < early

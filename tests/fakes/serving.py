@@ -39,6 +39,7 @@ def open_engine(
     tensor_split: Sequence[float] | None = None,
     snapshot_budget_bytes: int = 64 << 20,
     trace: Trace | None = None,
+    executor: type[Executor] = Executor,
 ) -> Engine:
     """An engine that serves `path` over `devices`; close it, then the devices."""
     gguf = GGUFFile.open(path)
@@ -83,7 +84,7 @@ def open_engine(
             tokenizer=tokenizer,
             template=ChatTemplate.from_metadata(gguf.metadata, tokenizer),
             config=config,
-            executor=Executor(model, stages, TokenEmbedding.of(gguf, model), sizes.limits, scratch),
+            executor=executor(model, stages, TokenEmbedding.of(gguf, model), sizes.limits, scratch),
             ranking=Ranking.of(gguf, tokenizer),
             recovery=recovery,
             max_in_flight=max_in_flight,
