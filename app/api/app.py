@@ -51,6 +51,6 @@ def add_layers(app: FastAPI, options: ApiOptions) -> None:
             allow_origins=options.cors_origins,
             allow_methods=["*"],
             allow_headers=["*"],
-            expose_headers=["X-Request-Id", "Retry-After"],
+            expose_headers=["X-Request-Id", "Request-Id", "Retry-After"],
         )
     app.add_middleware(DirectSend)
