@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterator, Mapping
 from itertools import combinations
 from typing import Any
+from urllib.parse import unquote
 
 from app.errors import InvalidParameter
 
@@ -19,6 +20,7 @@ _TYPES = ("null", "boolean", "number", "string", "array", "object")
 #: Names below which schemas stand by name, and not as keywords.
 _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+_COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 _MOST_NUMBER = 1e15
 _CLASSES = {"d": "0-9", "w": "A-Za-z0-9_"}
 _DATA = ("const", "enum", "default", "example", "examples")
@@ -45,7 +47,11 @@ def checked_schema(source: str, param: str) -> Any:
 
 
 def _narrow(part: dict[str, Any]) -> None:
-    """Keep numbers within what every reader can hold, and let classes of characters in patterns be ASCII."""
+    """Keep numbers within what every reader can hold, and let classes of characters in patterns be ASCII; counts that
+    are written as 2.0 are 2."""
+    for key in _COUNTS:
+        if isinstance(part.get(key), float) and part[key].is_integer():
+            part[key] = int(part[key])
     names = part.get("type")
     if "number" in ([names] if isinstance(names, str) else names or ()) and not any(key in part for key in _BOUNDS):
         part.update(minimum=-_MOST_NUMBER, maximum=_MOST_NUMBER)
@@ -124,7 +130,7 @@ def _target(reference: str, root: Any, where: str, param: str) -> Any:
         )
     found = root
     for step in reference.split("/")[1:]:
-        step = step.replace("~1", "/").replace("~0", "~")
+        step = unquote(step).replace("~1", "/").replace("~0", "~")
         if isinstance(found, dict) and step in found:
             found = found[step]
         elif isinstance(found, list) and step.isdecimal() and int(step) < len(found):
