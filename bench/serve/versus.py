@@ -13,15 +13,13 @@ import numpy as np
 
 from app.engine.devices.cpu import CpuDevice
 from app.engine.engine import Engine
-from app.engine.request import SamplingParams
+from bench.serve.asking import ask
 from bench.serve.llama import llama
 from bench.serve.report import Figure
-from bench.split import run
 from tests.fakes.serving import open_engine
 
 N_REQUESTS, PROMPT_TOKENS, ANSWER_TOKENS, N_SLOTS, SHARED_TOKENS = 16, 512, 64, 8, 400
 CTX_SLOT = 640
-SAMPLING = SamplingParams(temperature=0.0, ignore_eos=True)
 
 
 def prompts(n_shared: int, seed: int) -> list[list[int]]:
@@ -47,7 +45,7 @@ def measure(model: Path, n_rounds: int, n_threads: int = 2) -> list[Figure]:
             for number in range(n_rounds):
                 wanted = prompts(n_shared, 100 * n_shared + number)
                 theirs.append(other.run(wanted, ANSWER_TOKENS))
-                ours.append(run(engine, wanted, ANSWER_TOKENS, f"{name} {number}", SAMPLING, cache_prompt=True)[0])
+                ours.append(ask(engine, wanted, ANSWER_TOKENS, f"{name} {number}"))
             ratio = float(np.median([b / a for a, b in zip(ours, theirs, strict=True)]))
             figures += [
                 Figure(f"{name}: Tandem", n_total / min(ours), "tokens/s"),

@@ -6,23 +6,24 @@ The split is over two worker processes of one pinned thread each, on loopback.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
 
 from app.engine.devices.cpu import CpuDevice
 from app.engine.engine import Engine
-from app.engine.request import SamplingParams
-from bench import split
+from app.rpc.connect import connect
+from bench.rpc import process
+from bench.serve.asking import ask, pinned_worker
 from bench.serve.llama import llama
 from bench.serve.report import Figure
 from tests.fakes.serving import open_engine
 
 SHARED_TOKENS, OWN_TOKENS = 2048, 32
 MOST_EXTRA_TOKENS = 63
-SAMPLING = SamplingParams(temperature=0.0, ignore_eos=True)
 
 
 @contextmanager
@@ -37,14 +38,23 @@ def one_device(model: Path) -> Iterator[Engine]:
 
 @contextmanager
 def two_workers(model: Path) -> Iterator[Engine]:
-    with split.setup(str(model), 2, 0.0, None) as made:
-        yield made.engine
+    with ExitStack() as stack:
+        devices = []
+        for number, core in enumerate(sorted(os.sched_getaffinity(0))[:2]):
+            port = stack.enter_context(process(pinned_worker, core))
+            devices += connect(f"127.0.0.1:{port}", first_index=number)
+        for device in devices:
+            stack.callback(device.close)
+        engine = open_engine(model, devices, ctx_size=16384, n_slots=4, n_ubatch=512, max_in_flight=3)
+        stack.callback(engine.check_integrity)
+        stack.callback(engine.close)
+        yield engine
 
 
 def first_token_s(engine: Engine, prompt: list[int], tag: str) -> tuple[float, float]:
     """Seconds, and rows computed."""
     before = engine.counters()["prompt_rows_total"]
-    seconds, _ = split.run(engine, [prompt], 1, tag, SAMPLING, cache_prompt=True)
+    seconds = ask(engine, [prompt], 1, tag)
     return seconds, engine.counters()["prompt_rows_total"] - before
 
 
