@@ -51,6 +51,10 @@ class ClientSocket:
             parser.received(self._receive(parser.space()))
         return request
 
+    def request_at_hand(self) -> Request | None:
+        """The next request if all of it is here already. Raises RemoteProtocolError."""
+        return self._parser.next_request()
+
     def receive_payload(self, target: memoryview) -> None:
         """The next `len(target)` bytes of bulk data. Raises RemoteProtocolError, EOFError, OSError."""
         parser = self._parser

@@ -271,7 +271,7 @@ class RpcDevice(Device):
                 error = DeviceError(f"device {self.name} cannot run {mine.program_name}: {flaw}")
                 self._sender.fail("GRAPH_COMPUTE", error)
             elif mine.graph_id is not None:
-                self._sender.submit("GRAPH_RUN", mine.frame)
+                self._sender.run("GRAPH_RUN", mine.frame)
             elif self.link.stored.get(self.index) is mine:
                 self._sender.submit("GRAPH_RECOMPUTE", self._frames.recompute)
             else:

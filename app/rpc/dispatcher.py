@@ -169,8 +169,8 @@ class Dispatcher:
 
     def _count(self, entry: Entry) -> None:
         self.counters.commands[entry.command] += 1
-        if entry.riders:
-            self.counters.commands["SET_TENSOR"] += entry.riders
+        for rider in entry.riders:
+            self.counters.commands[rider] += 1
 
     @staticmethod
     def _is_short(entry: Entry) -> bool:

@@ -58,7 +58,7 @@ class Answer:
 class Entry:
     """One command on its way out. `frame` is everything but the payload, `sent` resolves when all bytes have left.
 
-    `riders` small writes stand in front of the command in the same frame; they are sent even when the command is not.
+    `riders` are commands in front of it in the same frame; they are sent even when the command itself is not.
     """
 
     command: str
@@ -70,7 +70,7 @@ class Entry:
     answer: Answer | None = None
     lane: LaneState | None = None
     surfaces: bool = False
-    riders: int = 0
+    riders: tuple[str, ...] = ()
     rider_bytes: int = 0
 
     def fail(self, error: BaseException) -> None:

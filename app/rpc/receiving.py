@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 #: Inputs from this size on are received while the device computes what came before.
 OVERLAP_BYTES = 256 << 10
 
+#: Small writes that lie as close together are put into one view of a device's memory.
+ONE_VIEW_BYTES = 4 << 20
+
 #: A 6.0 client does not say what a weight is; like a stock worker we keep whatever is longer than this.
 KEPT_ABOVE_BYTES_6_0 = 10 << 20
 
@@ -107,7 +110,19 @@ def set_tensor_hash(session: Session, request: m.SetTensorHash) -> None:
 
 
 def write_batch(session: Session, request: m.WriteBatch) -> None:
-    items = request.items
+    """Nothing is written before everything was checked."""
+    writes = _spots(session, request.items)
+    at = 0
+    while at < len(writes):
+        end = at + 1
+        while end < len(writes) and writes[end][0].buffer is writes[at][0].buffer:
+            end += 1
+        _put(session, writes[at:end])
+        at = end
+
+
+def _spots(session: Session, items: memoryview) -> list[tuple[Spot, memoryview]]:
+    writes = []
     at = 0
     while at < len(items):
         data_at = at + BATCH_ITEM.size
@@ -117,17 +132,35 @@ def write_batch(session: Session, request: m.WriteBatch) -> None:
         at = data_at + size
         if at > len(items):
             raise RemoteProtocolError(f"a batch announces {size} bytes, {len(items) - data_at} are left")
-        _put(session, session.holdings.at(address, size), items[data_at:at])
+        writes.append((session.holdings.at(address, size), items[data_at:at]))
+    return writes
 
 
-def _put(session: Session, spot: Spot, data: memoryview) -> None:
-    """A few bytes into a device. They are copied: `data` changes when the next request comes in."""
+def _put(session: Session, writes: list[tuple[Spot, memoryview]]) -> None:
+    """A few bytes into one buffer. They are copied: their memory changes when the next request comes in."""
     workload = session.workload
-    view = None if workload.is_computing(spot.station) else workload.host_view(spot, len(data))
-    if view is not None:
-        view[:] = data
-    else:
+    spot = writes[0][0]
+    if not workload.is_computing(spot.station):
+        start = min(spot.offset for spot, _ in writes)
+        end = max(spot.offset + len(data) for spot, data in writes)
+        if end - start <= ONE_VIEW_BYTES:
+            writes = _put_in_view(
+                workload.host_view(Spot(spot.station, spot.buffer, start), end - start), start, writes
+            )
+    for spot, data in writes:
         workload.device(spot.station, len(data)).write(spot.buffer, spot.offset, bytes(data))
+
+
+def _put_in_view(
+    view: memoryview | None, start: int, writes: list[tuple[Spot, memoryview]]
+) -> list[tuple[Spot, memoryview]]:
+    """Copy everything into a view of what lies between; what is left to do, which is all where there is no view."""
+    if view is None:
+        return writes
+    for spot, data in writes:
+        at = spot.offset - start
+        view[at : at + len(data)] = data
+    return []
 
 
 HANDLERS: Mapping[Command, Callable[[Session, Any], None]] = {

@@ -11,7 +11,7 @@ from app.rpc.link import Link, RpcBuffer
 from app.rpc.messages import CopyTensor, Request, SetTensorHash, Value
 from app.rpc.outbox import SKIP, Answer, Entry, LaneState, settle
 from app.rpc.protocol import encode
-from app.rpc.transfers import MAX_WAITING_BYTES, SmallWrites, chunks, get_frame, set_frame
+from app.rpc.transfers import MAX_WAITING_BYTES, Riders, chunks, get_frame, set_frame
 from app.rpc.wire import region
 
 
@@ -21,7 +21,7 @@ class Sender:
     def __init__(self, link: Link) -> None:
         self._link = link
         self._lane = LaneState()
-        self._small = SmallWrites(batched=link.peer.is_tandem)
+        self._riders = Riders(batched=link.peer.is_tandem)
         self._read_command = "READ_REGION" if link.peer.is_tandem else "GET_TENSOR"
         #: None until the first COPY_TENSOR was answered: some backends refuse to copy within themselves.
         self._copies: bool | None = True if link.peer.is_tandem else None
@@ -29,16 +29,28 @@ class Sender:
     # -- commands ---------------------------------------------------------------------------------------------------
 
     def submit(self, command: str, frame: bytes, answer: Answer | None = None) -> None:
-        """Queue a command behind the small writes that wait, in one frame with them. Raises DeviceLost.
+        """Queue a command behind the small writes and runs that wait, in one frame with them. Raises DeviceLost.
 
         With an answer it is a read or an event: it fails with what went wrong in the lane before, if anything did.
         """
         with self._link.lock:
-            riding, riders = self._small.take()
+            riding, riders = self._riders.take()
             entry = Entry(command, frame, answer=answer, lane=self._lane, surfaces=answer is not None)
             if riders:
                 entry.frame, entry.riders, entry.rider_bytes = riding + frame, riders, len(riding)
             self._link.dispatcher.submit(entry)
+
+    def run(self, command: str, frame: bytes) -> None:
+        """Run what the worker keeps. Where the connection is this device's alone, it leaves with the read or event that
+        follows: nobody can tell before whether it has run, and the worker knows what will be asked before it starts.
+        """
+        if not self._link.peer.is_tandem:
+            self.submit(command, frame)
+            return
+        with self._link.lock:
+            self._riders.add_command(command, frame)
+            if len(self._riders) > MAX_WAITING_BYTES:
+                self.flush()
 
     def tell(self, request: Request) -> None:
         """Queue a command without an answer."""
@@ -59,19 +71,19 @@ class Sender:
             self._link.dispatcher.submit(Entry(command, b"", gate=failed, lane=self._lane))
 
     def flush(self) -> None:
-        """Queue the small writes that wait."""
+        """Queue the small writes and runs that wait."""
         with self._link.lock:
-            riding, riders = self._small.take()
+            riding, riders = self._riders.take()
             if riders:
-                self._link.dispatcher.submit(Entry("SET_TENSOR", riding, lane=self._lane, riders=riders - 1))
+                self._link.dispatcher.submit(Entry(riders[0], riding, lane=self._lane, riders=riders[1:]))
 
     # -- bytes ------------------------------------------------------------------------------------------------------
 
     def write_small(self, buffer: RpcBuffer, offset: int, view: memoryview) -> None:
         """Copy a few bytes; they leave with the next command."""
         with self._link.lock:
-            self._small.add(buffer, offset, view)
-            if len(self._small) > MAX_WAITING_BYTES:
+            self._riders.add_write(buffer, offset, view)
+            if len(self._riders) > MAX_WAITING_BYTES:
                 self.flush()
 
     def write(self, buffer: RpcBuffer, offset: int, view: memoryview, chunk_bytes: int, *, cache: int) -> Future[None]:

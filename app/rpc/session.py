@@ -53,6 +53,8 @@ class Session:
         #: A stranger is told why it is refused in any case: one that does not understand fails as it should.
         self._understands_notices = not self.trust.given
         self._failure: str | None = None
+        #: A request that was read ahead.
+        self._following: m.Request | None = None
 
     def run(self) -> None:
         """Serve until the end, then free everything the client had."""
@@ -83,7 +85,7 @@ class Session:
         if self._parser.greeted:  # before this session began
             facts.hello(self, m.Hello())
         while True:
-            request = self.socket.next_request()
+            request, self._following = self._following or self.socket.next_request(), None
             self.check()
             if request.command >= FIRST_EXTENSION:
                 self._understands_notices = True
@@ -101,6 +103,15 @@ class Session:
         """End the session for this reason, from any thread; the first one is the one that is told."""
         self._failure = self._failure or reason
         self.socket.stop_reading()
+
+    def look_ahead(self) -> None:
+        """Read the next request if it has come already, before something that lasts: this machine's caches, and with
+        them the speed of all this, are another's afterwards.
+        """
+        if self._following is None and self.socket.has_more:
+            self._following = self.socket.request_at_hand()
+            if isinstance(self._following, m.ReadRegion):
+                self.holdings.at(self._following.address, self._following.size_bytes)
 
     def encode(self, command: Command, answer: Any) -> bytes:
         """An answer of fixed size."""

@@ -49,21 +49,23 @@ def get_frame(buffer: RpcBuffer, offset: int, size_bytes: int) -> bytes:
     return encode(GetTensor(region(place.remote_ptr, place.base + offset, size_bytes), 0, size_bytes), peer.version)
 
 
-class SmallWrites:
-    """Small writes of one device that have not left yet. They are copied in, so their memory is free at once.
+class Riders:
+    """Small commands that wait for the next one and leave with it: writes, whose bytes are copied, and runs.
 
-    A Tandem worker gets them as one WRITE_BATCH, a stock one as SET_TENSOR commands in a row.
+    To a Tandem worker writes in a row travel as one WRITE_BATCH, to a stock worker as SET_TENSOR commands in a row.
     """
 
     def __init__(self, *, batched: bool) -> None:
         self._batched = batched
-        self._bytes = bytearray(REQUEST_HEADER.size if batched else 0)
-        self._count = 0
+        self._bytes = bytearray()
+        self._commands: list[str] = []
+        #: Where the batch begins to which writes are still added; -1: there is none.
+        self._batch_at = -1
 
     def __len__(self) -> int:
-        return len(self._bytes) if self._count else 0
+        return len(self._bytes)
 
-    def add(self, buffer: RpcBuffer, offset: int, payload: memoryview) -> None:
+    def add_write(self, buffer: RpcBuffer, offset: int, payload: memoryview) -> None:
         size = len(payload)
         key = (offset, size)
         head = buffer.frames.get(key)
@@ -76,18 +78,30 @@ class SmallWrites:
             if len(buffer.frames) >= MAX_FRAMES:
                 buffer.frames.clear()
             buffer.frames[key] = head
+        if self._batch_at < 0:
+            self._commands.append("SET_TENSOR")
+            if self._batched:
+                self._batch_at = len(self._bytes)
+                self._bytes += bytes(REQUEST_HEADER.size)
         self._bytes += head
         self._bytes += payload
-        self._count += 1
 
-    def take(self) -> tuple[bytearray, int]:
-        """Everything that waits, as wire bytes, and how many commands that is."""
-        if not self._count:
-            return bytearray(), 0
-        taken, count = self._bytes, self._count
-        if self._batched:
-            REQUEST_HEADER.pack_into(taken, 0, Command.WRITE_BATCH, len(taken) - REQUEST_HEADER.size)
-            count = 1
-        self._bytes = bytearray(REQUEST_HEADER.size if self._batched else 0)
-        self._count = 0
-        return taken, count
+    def add_command(self, command: str, frame: bytes) -> None:
+        """A whole command without an answer."""
+        self._close_batch()
+        self._bytes += frame
+        self._commands.append(command)
+
+    def take(self) -> tuple[bytearray, tuple[str, ...]]:
+        """Everything that waits, as wire bytes, and which commands that is."""
+        self._close_batch()
+        taken, commands = self._bytes, tuple(self._commands)
+        if commands:
+            self._bytes, self._commands = bytearray(), []
+        return taken, commands
+
+    def _close_batch(self) -> None:
+        if self._batch_at >= 0:
+            body_bytes = len(self._bytes) - self._batch_at - REQUEST_HEADER.size
+            REQUEST_HEADER.pack_into(self._bytes, self._batch_at, Command.WRITE_BATCH, body_bytes)
+            self._batch_at = -1
