@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))
 
 # Everything that decides what stands in the venv: change one of these and the next target installs again.
-NATIVE := CMakeLists.txt $(shell find app/engine/kernels -name '*.cpp' -o -name '*.h' -o -name CMakeLists.txt)
+NATIVE := CMakeLists.txt $(shell find app/engine/kernels -name '*.cpp' -o -name '*.h' -o -name '*.cmake' -o -name CMakeLists.txt)
 INSTALLED := $(VENV)/.installed
 INSTALLED_DEV := $(VENV)/.installed-dev
 BUILD_TOOLS := 'scikit-build-core>=0.11' 'nanobind>=2.4' 'cmake>=3.20' 'ninja>=1.11'

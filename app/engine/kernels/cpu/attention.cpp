@@ -1,492 +1,124 @@
-// Attention over cached keys and values, block by block.
-//
-// Cells are met in index order in aligned blocks of 64. For one query row a block is either hidden, and then nothing
-// happens, or visible: scores of its cells (sixteen lanes along the head, fused multiply-adds, the lanes' sum), the new
-// maximum, weights, and the values added cell by cell. Every eight visible blocks of a row make a segment with its own
-// maximum and sum; segments are folded together in order. So a row's result depends on its own visible blocks alone:
-// not on its neighbours in the tile, nor on how blocks are shared between threads.
-#include <type_traits>
-
-#include "isa.h"
-#include "simd.h"
+// Attention over cached keys and values: which kernel takes a tile, and what the two share. See attention.h.
+#include "attention.h"
+#include "half.h"
 
 namespace tandem::TANDEM_ISA {
+
 namespace {
 
-constexpr int kCells = kAttentionBlock;
-constexpr float kNone = -__builtin_inff();
-
-int64_t padded(int64_t n) { return (n + kWide - 1) / kWide * kWide; }
-
-// Cells of a block, as a kernel reads them: rows of floats unpacked before, or half floats where they lie in the cache.
-struct FloatCells {
-    const float *first;
-    int64_t stride;
-    TANDEM_INLINE Wide load(int64_t cell, int64_t i) const { return wide_load(first + cell * stride + i); }
+// Sixteen elements of a row from element i on.
+struct Halves {
+    static Wide load(const char *row, int64_t i) { return wide_load_f16(reinterpret_cast<const uint16_t *>(row) + i); }
 };
-struct HalfCells {
-    const uint16_t *first;
-    int64_t stride;
-    TANDEM_INLINE Wide load(int64_t cell, int64_t i) const { return wide_load_f16(first + cell * stride + i); }
+struct Brains {
+    static Wide load(const char *row, int64_t i) { return wide_load_bf16(reinterpret_cast<const uint16_t *>(row) + i); }
 };
-
-// What a tile of rows works with; in the thread's scratch.
-struct Room {
-    float *q;       // [rows][dk]
-    float *k;       // [64][dk]
-    float *v;       // [64][dv]
-    float *scores;  // [rows][64]
-    float *acc;     // [rows][dv], of the segment
-    float *total;   // [rows][dv], of the segments before
-};
-
-Room room_in(char *scratch, const Attention &a) {
-    const int64_t dk = padded(a.dk), dv = padded(a.dv);
-    auto *p = reinterpret_cast<float *>(scratch);
-    Room room;
-    room.q = p;
-    room.k = room.q + kAttentionRows * dk;
-    room.v = room.k + kCells * dk;
-    room.scores = room.v + kCells * dv;
-    room.acc = room.scores + kAttentionRows * kCells;
-    room.total = room.acc + kAttentionRows * dv;
-    return room;
-}
-
-// A row's running softmax.
-struct Softmax {
-    float largest = kNone;
-    float sum = 0.0f;
-};
-
-float exp_one(float x) {
-    float lanes[kWide];
-    wide_store(lanes, exp(wide(x)));
-    return lanes[0];
-}
-
-void load_rows(const Attention &a, Type type, const char *base, int64_t stride, int64_t first_cell, int64_t n_cells,
-               int64_t n, float *out) {
-    const int64_t width = padded(n);
-    for (int64_t c = 0; c < n_cells; ++c) {
-        const char *row = base + (first_cell + c) * stride;
-        float *to = out + c * width;
-        if (type == Type::F16) {
-            f16_to_f32(reinterpret_cast<const uint16_t *>(row), to, n);
-        } else {
-            a.to_float(type, row, to, n);
-        }
-        for (int64_t i = n; i < width; ++i) {
-            to[i] = 0.0f;
-        }
-    }
-}
-
-// Scores of kRows rows against the cells before `last`, kSums at a time (which may be a few more).
-template <int kRows, class Cells>
-void score_rows(const float *const *q, Cells k, int last, int64_t dk, float *const *scores) {
-    constexpr int kTogether = kSums / kRows;  // cells
-    const auto place = [](int r, int c) { return fold_place(r * kTogether + c); };  // sums come out row by row
-    for (int c = 0; c < last; c += kTogether) {
-        Wide acc[kSums];
-        TANDEM_UNROLL
-        for (int i = 0; i < kSums; ++i) {
-            acc[i] = wide(0.0f);
-        }
-        for (int64_t i = 0; i < dk; i += kWide) {
-            Wide qs[kRows];
-            TANDEM_UNROLL
-            for (int r = 0; r < kRows; ++r) {
-                qs[r] = wide_load(q[r] + i);
-            }
-            TANDEM_UNROLL
-            for (int j = 0; j < kTogether; ++j) {
-                const Wide ks = k.load(c + j, i);
-                TANDEM_UNROLL
-                for (int r = 0; r < kRows; ++r) {
-                    acc[place(r, j)] = fma(qs[r], ks, acc[place(r, j)]);
-                }
-            }
-        }
-        vf folded[kSums];
-        TANDEM_UNROLL
-        for (int i = 0; i < kSums; ++i) {
-            folded[i] = sum_parts(acc[i]);
-        }
-        float out[kSums];
-        many_sums(folded, out);
-        TANDEM_UNROLL
-        for (int r = 0; r < kRows; ++r) {
-            std::memcpy(scores[r] + c, out + r * kTogether, kTogether * sizeof(float));
-        }
-    }
-}
-
-// Calls f(columns, first) for runs of columns that registers hold; `columns` is a constant.
-template <int kMost, class F>
-TANDEM_INLINE void each_columns(int64_t dv, F f) {
-    int64_t i = 0;
-    for (; i + kMost * kWide <= dv; i += kMost * kWide) {
-        f(std::integral_constant<int, kMost>(), i);
-    }
-    for (; i < dv; i += kWide) {
-        f(std::integral_constant<int, 1>(), i);
-    }
-}
-
-// acc[r] += weights[r][c] * v[c] for the cells [first, last) in order.
-template <int kRows, class Cells>
-void add_values(const float *const *weights, Cells v, int first, int last, int64_t dv, float *const *acc) {
-    each_columns<kParts == 1 ? 4 : 1>(dv, [&](auto columns, int64_t i) [[gnu::always_inline]] {
-        constexpr int kN = columns;
-        Wide sums[kRows][kN];
-        TANDEM_UNROLL
-        for (int r = 0; r < kRows; ++r) {
-            TANDEM_UNROLL
-            for (int j = 0; j < kN; ++j) {
-                sums[r][j] = wide_load(acc[r] + i + j * kWide);
-            }
-        }
-        for (int c = first; c < last; ++c) {
-            Wide vs[kN];
-            TANDEM_UNROLL
-            for (int j = 0; j < kN; ++j) {
-                vs[j] = v.load(c, i + j * kWide);
-            }
-            TANDEM_UNROLL
-            for (int r = 0; r < kRows; ++r) {
-                const Wide w = wide(weights[r][c]);
-                TANDEM_UNROLL
-                for (int j = 0; j < kN; ++j) {
-                    sums[r][j] = fma(w, vs[j], sums[r][j]);
-                }
-            }
-        }
-        TANDEM_UNROLL
-        for (int r = 0; r < kRows; ++r) {
-            TANDEM_UNROLL
-            for (int j = 0; j < kN; ++j) {
-                wide_store(acc[r] + i + j * kWide, sums[r][j]);
-            }
-        }
-    });
-}
-
-// The same for one row and the cells it sees; the others are not touched.
-template <class Cells>
-void add_seen_values(const float *weights, uint64_t seen, Cells v, int64_t dv, float *acc) {
-    if (seen == 0) {
-        return;
-    }
-    each_columns<kParts == 1 ? 8 : 2>(dv, [&](auto columns, int64_t i) [[gnu::always_inline]] {
-        constexpr int kN = columns;
-        Wide sums[kN];
-        TANDEM_UNROLL
-        for (int j = 0; j < kN; ++j) {
-            sums[j] = wide_load(acc + i + j * kWide);
-        }
-        for (uint64_t left = seen; left; left &= left - 1) {
-            const int c = __builtin_ctzll(left);
-            const Wide w = wide(weights[c]);
-            TANDEM_UNROLL
-            for (int j = 0; j < kN; ++j) {
-                sums[j] = fma(w, v.load(c, i + j * kWide), sums[j]);
-            }
-        }
-        TANDEM_UNROLL
-        for (int j = 0; j < kN; ++j) {
-            wide_store(acc + i + j * kWide, sums[j]);
-        }
-    });
-}
-
-WideInt lanes_of_bits(uint64_t seen, int first) {
-    static constexpr int32_t kBits[kWide] = {1 << 0, 1 << 1, 1 << 2,  1 << 3,  1 << 4,  1 << 5,  1 << 6,  1 << 7,
-                                             1 << 8, 1 << 9, 1 << 10, 1 << 11, 1 << 12, 1 << 13, 1 << 14, 1 << 15};
-    WideInt lanes;
-    std::memcpy(&lanes, kBits, sizeof(lanes));
-    return (wide_int(static_cast<int32_t>((seen >> first) & 0xffff)) & lanes) == lanes;
-}
-
-// Scores to weights, in place; rescales what was gathered before. `bias`: the mask's values, or null if they are zeros.
-void weigh(const Attention &a, float *scores, uint64_t seen, const uint16_t *bias, float slope, Softmax &state,
-           float *acc, int64_t dv) {
-    Wide z[kCells / kWide];
-    Wide top = wide(kNone);
-    for (int g = 0; g < kCells / kWide; ++g) {
-        z[g] = wide_load(scores + g * kWide) * wide(a.scale);
-        if (a.softcap != 0.0f) {
-            z[g] = wide(a.softcap) * tanh(z[g] / wide(a.softcap));
-        }
-        if (bias) {
-            z[g] = fma(wide(slope), wide_load_f16(bias + g * kWide), z[g]);
-        }
-        if (seen != ~uint64_t{0}) {
-            z[g] = select(lanes_of_bits(seen, g * kWide), z[g], wide(kNone));
-        }
-        top = max(z[g], top);
-    }
-    const float block_max = max_lane(top);
-    const float largest = block_max > state.largest ? block_max : state.largest;
-    if (largest != state.largest) {
-        const float fade = state.largest == kNone ? 0.0f : exp_one(state.largest - largest);
-        if (state.largest != kNone) {
-            for (int64_t i = 0; i < dv; i += kWide) {
-                wide_store(acc + i, wide_load(acc + i) * wide(fade));
-            }
-        }
-        state.sum *= fade;
-        state.largest = largest;
-    }
-    for (Wide &part : z) {
-        part = exp(part - wide(largest));
-    }
-    for (int g = 0; g < kCells / kWide; ++g) {
-        wide_store(scores + g * kWide, z[g]);
-    }
-    state.sum += sum((z[0] + z[1]) + (z[2] + z[3]));
-}
-
-// Folds a segment into the ones before it.
-void fold(Softmax &before, float *total, const Softmax &segment, const float *acc, int64_t dv) {
-    if (segment.largest == kNone) {
-        return;
-    }
-    if (before.largest == kNone) {
-        before = segment;
-        std::memcpy(total, acc, dv * sizeof(float));
-        return;
-    }
-    const float largest = before.largest > segment.largest ? before.largest : segment.largest;
-    const float old_fade = exp_one(before.largest - largest);
-    const float new_fade = exp_one(segment.largest - largest);
-    for (int64_t i = 0; i < dv; i += kWide) {
-        wide_store(total + i, fma(wide_load(total + i), wide(old_fade), wide_load(acc + i) * wide(new_fade)));
-    }
-    before.sum = before.sum * old_fade + segment.sum * new_fade;
-    before.largest = largest;
-}
-
-// The weighted sum over everything a row saw, sink included; zeros for a row that saw nothing.
-void write_row(const Attention &a, const Softmax &state, const float *total, int64_t head, float *out) {
-    if (state.largest == kNone) {
-        std::memset(out, 0, a.dv * sizeof(float));
-        return;
-    }
-    float scale;
-    if (a.sinks) {
-        const float sink = a.sinks[head];
-        const float largest = state.largest > sink ? state.largest : sink;
-        const float fade = exp_one(state.largest - largest);
-        scale = fade / (state.sum * fade + exp_one(sink - largest));
-    } else {
-        scale = 1.0f / state.sum;
-    }
-    for (int64_t i = 0; i < a.dv; i += kWide) {
-        wide_store(out + i, wide_load(total + i) * wide(scale), a.dv - i);
-    }
-}
-
-float slope_of(const Attention &a, int64_t head) {
-    if (a.max_bias == 0.0f) {
-        return 1.0f;
-    }
-    return a.slopes[head];
-}
-
-// The rows of a tile: some query tokens times some heads that share keys and values.
-struct Tile {
-    const Attention &a;
-    const AttentionTile &at;
-    Room room;
-    int64_t dk, dv;
-    int n_rows;
-    Softmax state[kAttentionRows];
-    Softmax before[kAttentionRows];
-
-    int64_t token_of(int row) const { return at.first_token + row / at.n_heads; }
-    int64_t head_of(int row) const { return at.first_head + row % at.n_heads; }
-    const MaskRow &mask_of(int row) const {
-        return a.mask_rows[a.mask_row_index(token_of(row), head_of(row), at.sequence)];
+struct Bytes {  // Q8_0: blocks of a half float and thirty-two bytes
+    static Wide load(const char *row, int64_t i) {
+        const char *block = row + i / 32 * 34;
+        uint16_t scale;
+        std::memcpy(&scale, block, sizeof(scale));
+        const Wide q = to_float(wide_widen(reinterpret_cast<const int8_t *>(block + 2 + i % 32)));
+        return wide(half_to_float(scale)) * q + wide(0.0f);  // as row_to_float adds a minimum of zero
     }
 };
 
-// Calls f(rows, first) for rows taken four, two or one at a time.
-template <class F>
-void by_rows(int n, F f) {
-    int i = 0;
-    for (; i + 4 <= n; i += 4) {
-        f(std::integral_constant<int, 4>(), i);
-    }
-    for (; i + 2 <= n; i += 2) {
-        f(std::integral_constant<int, 2>(), i);
-    }
-    for (; i < n; ++i) {
-        f(std::integral_constant<int, 1>(), i);
-    }
-}
-
-// The rows that see a block, and what they see of it.
-struct Active {
-    int n;
-    int rows[kAttentionRows];
-    uint64_t seen[kAttentionRows];
-};
-
-template <class Keys, class Values>
-void attend(Tile &tile, const Active &active, int64_t first, int last, Keys k, Values v) {
-    const Attention &a = tile.a;
-    const float *q[kAttentionRows];
-    float *scores[kAttentionRows];
-    float *acc[kAttentionRows];
-    for (int i = 0; i < active.n; ++i) {
-        q[i] = tile.room.q + active.rows[i] * tile.dk;
-        scores[i] = tile.room.scores + active.rows[i] * kCells;
-        acc[i] = tile.room.acc + active.rows[i] * tile.dv;
-    }
-    by_rows(active.n, [&](auto together, int i) { score_rows<together>(q + i, k, last, tile.dk, scores + i); });
-    uint64_t common = ~uint64_t{0};
-    uint16_t bias[kCells] = {};
-    for (int i = 0; i < active.n; ++i) {
-        const int row = active.rows[i];
-        const MaskRow &mask = tile.mask_of(row);
-        if (mask.biased) {
-            std::memcpy(bias, mask.values + first, last * sizeof(uint16_t));
+template <class Row>
+void unpack_rows(const char *row, int64_t stride, int64_t n_cells, int64_t n, float *out) {
+    for (int64_t c = 0; c < n_cells; ++c, row += stride, out += n) {
+        for (int64_t i = 0; i < n; i += kWide) {
+            wide_store(out + i, Row::load(row, i));
         }
-        weigh(a, scores[i], active.seen[i], mask.biased ? bias : nullptr, slope_of(a, tile.head_of(row)),
-              tile.state[row], acc[i], tile.dv);
-        common &= active.seen[i];
-    }
-    // A run of cells that all rows see is added for all of them at once; what a row sees before and behind it, alone.
-    const int run = common ? __builtin_ctzll(common) : 0;
-    const uint64_t hidden = ~(common >> run);
-    const int run_end = common == 0 ? 0 : hidden == 0 ? kCells : run + __builtin_ctzll(hidden);
-    const uint64_t below = (uint64_t{1} << run) - 1;
-    const uint64_t above = run_end == kCells ? 0 : ~uint64_t{0} << run_end;
-    for (int i = 0; i < active.n; ++i) {
-        add_seen_values(scores[i], active.seen[i] & below, v, tile.dv, acc[i]);
-    }
-    by_rows(active.n, [&](auto together, int i) {
-        add_values<together>(scores + i, v, run, run_end, tile.dv, acc + i);
-    });
-    for (int i = 0; i < active.n; ++i) {
-        add_seen_values(scores[i], active.seen[i] & above, v, tile.dv, acc[i]);
-    }
-}
-
-void process_block(Tile &tile, int64_t block, const Active &active) {
-    const Attention &a = tile.a;
-    const int64_t first = block * kCells;
-    uint64_t any = 0;
-    for (int i = 0; i < active.n; ++i) {
-        any |= active.seen[i];
-    }
-    const int last = kCells - __builtin_clzll(any);  // cells from there on nobody sees
-    const char *k = a.k + tile.at.kv_head * a.k_head_stride + tile.at.sequence * a.k_sequence_stride;
-    const char *v = a.v + tile.at.kv_head * a.v_head_stride + tile.at.sequence * a.v_sequence_stride;
-    // Few rows read half floats where they lie; many rows share one unpacking.
-    const bool in_place = active.n <= 4 && a.k_type == Type::F16 && a.v_type == Type::F16 && a.dk == tile.dk &&
-                          a.dv == tile.dv && first + kCells <= a.n_kv;
-    if (in_place) {
-        const HalfCells keys{reinterpret_cast<const uint16_t *>(k + first * a.k_stride), a.k_stride / 2};
-        const HalfCells values{reinterpret_cast<const uint16_t *>(v + first * a.v_stride), a.v_stride / 2};
-        return attend(tile, active, first, last, keys, values);
-    }
-    load_rows(a, a.k_type, k, a.k_stride, first, last, a.dk, tile.room.k);
-    load_rows(a, a.v_type, v, a.v_stride, first, last, a.dv, tile.room.v);
-    attend(tile, active, first, last, FloatCells{tile.room.k, tile.dk}, FloatCells{tile.room.v, tile.dv});
-}
-
-void clear_row(Tile &tile, int row) {
-    tile.state[row] = Softmax();
-    for (int64_t i = 0; i < tile.dv; ++i) {
-        tile.room.acc[row * tile.dv + i] = 0.0f;
     }
 }
 
 }  // namespace
 
+void unpack_cells(const Attention &a, Type type, const char *base, int64_t stride, int64_t first, int64_t n_cells,
+                  int64_t n, float *out) {
+    const char *row = base + first * stride;
+    if (n % kWide == 0) {
+        switch (type) {
+            case Type::F16: return unpack_rows<Halves>(row, stride, n_cells, n, out);
+            case Type::BF16: return unpack_rows<Brains>(row, stride, n_cells, n, out);
+            case Type::Q8_0: return unpack_rows<Bytes>(row, stride, n_cells, n, out);
+            default: break;
+        }
+    }
+    const int64_t width = padded(n);
+    for (int64_t c = 0; c < n_cells; ++c, row += stride, out += width) {
+        a.to_float(type, row, out, n);
+        for (int64_t i = n; i < width; ++i) {
+            out[i] = 0.0f;
+        }
+    }
+}
+
+float final_scale(const Attention &a, const Softmax &state, int64_t head) {
+    if (!a.sinks) {
+        return 1.0f / state.sum;
+    }
+    const float sink = a.sinks[head];
+    const float largest = state.largest > sink ? state.largest : sink;
+    const float fade = exp_one(state.largest - largest);
+    return fade / (state.sum * fade + exp_one(sink - largest));
+}
+
+namespace {
+
+// Whether lanes are worth it: rows that see a block fill a good part of the lanes that would be computed for it.
+bool lanes_pay(const Attention &a, const AttentionTile &at) {
+    const int n_rows = at.n_tokens * at.n_heads;
+    if (at.segment >= 0 || n_rows < kGroupRows / 4) {
+        return false;
+    }
+    int64_t useful = 0, computed = 0;
+    for (int first = 0; first < n_rows; first += kGroupRows) {
+        const int last = first + kGroupRows < n_rows ? first + kGroupRows : n_rows;
+        // Heads of a token share its mask: one row of each token stands for all.
+        const MaskRow *masks[kGroupRows];
+        int64_t next[kGroupRows] = {};
+        int n = 0;
+        for (int row = first; row < last; ++row) {
+            const MaskRow &mask = mask_of(a, at, row);
+            if (n == 0 || masks[n - 1] != &mask) {
+                masks[n++] = &mask;
+            }
+            useful += mask.n_visible;
+        }
+        for (;;) {
+            uint32_t block = UINT32_MAX;
+            for (int i = 0; i < n; ++i) {
+                if (next[i] < masks[i]->n_visible && masks[i]->visible[next[i]] < block) {
+                    block = masks[i]->visible[next[i]];
+                }
+            }
+            if (block == UINT32_MAX) {
+                break;
+            }
+            for (int i = 0; i < n; ++i) {
+                next[i] += next[i] < masks[i]->n_visible && masks[i]->visible[next[i]] == block;
+            }
+            computed += kGroupRows;
+        }
+    }
+    // A row alone takes about one and a half times what its lane takes.
+    return 3 * useful >= 2 * computed;
+}
+
+}  // namespace
+
 int64_t attention_scratch_bytes(int64_t dk, int64_t dv) {
-    return (kAttentionRows * (padded(dk) + 2 * padded(dv) + kCells) + kCells * (padded(dk) + padded(dv))) *
-           static_cast<int64_t>(sizeof(float));
+    const int64_t rows = rows_scratch_floats(dk, dv), lanes = lanes_scratch_floats(dk, dv);
+    return (rows > lanes ? rows : lanes) * static_cast<int64_t>(sizeof(float));
 }
 
-// One tile over all its blocks, or (segment >= 0) over one segment of a single token's blocks, whose state and sums go
-// to `partial` as [row][2 + dv padded].
 void attention_tile(const Attention &a, const AttentionTile &at, char *scratch, float *partial) {
-    Tile tile{a, at, room_in(scratch, a), padded(a.dk), padded(a.dv), at.n_tokens * at.n_heads, {}, {}};
-    // Where each row stands in its list of visible blocks.
-    int64_t next[kAttentionRows];
-    int64_t end[kAttentionRows];
-    for (int row = 0; row < tile.n_rows; ++row) {
-        const char *q = a.q + tile.token_of(row) * a.q_token_stride + tile.head_of(row) * a.q_head_stride +
-                        at.sequence * a.q_sequence_stride;
-        float *to = tile.room.q + row * tile.dk;
-        std::memcpy(to, q, a.dk * sizeof(float));
-        for (int64_t i = a.dk; i < tile.dk; ++i) {
-            to[i] = 0.0f;
-        }
-        clear_row(tile, row);
-        const MaskRow &mask = tile.mask_of(row);
-        next[row] = at.segment < 0 ? 0 : at.segment * kSegmentBlocks;
-        end[row] = at.segment < 0 || next[row] + kSegmentBlocks > mask.n_visible ? mask.n_visible
-                                                                                : next[row] + kSegmentBlocks;
+    if (lanes_pay(a, at)) {
+        attend_lanes(a, at, scratch);
+    } else {
+        attend_rows(a, at, scratch, partial);
     }
-    for (;;) {
-        int64_t block = INT64_MAX;
-        for (int row = 0; row < tile.n_rows; ++row) {
-            if (next[row] < end[row]) {
-                const int64_t b = tile.mask_of(row).visible[next[row]];
-                block = b < block ? b : block;
-            }
-        }
-        if (block == INT64_MAX) {
-            break;
-        }
-        Active active;
-        active.n = 0;
-        for (int row = 0; row < tile.n_rows; ++row) {
-            const MaskRow &mask = tile.mask_of(row);
-            if (next[row] >= end[row] || mask.visible[next[row]] != block) {
-                continue;
-            }
-            if (at.segment < 0 && next[row] > 0 && next[row] % kSegmentBlocks == 0) {
-                fold(tile.before[row], tile.room.total + row * tile.dv, tile.state[row],
-                     tile.room.acc + row * tile.dv, tile.dv);
-                clear_row(tile, row);
-            }
-            active.rows[active.n] = row;
-            active.seen[active.n++] = mask.seen[next[row]];
-            ++next[row];
-        }
-        process_block(tile, block, active);
-    }
-    for (int row = 0; row < tile.n_rows; ++row) {
-        float *acc = tile.room.acc + row * tile.dv;
-        if (at.segment >= 0) {
-            float *to = partial + row * (2 + tile.dv);
-            to[0] = tile.state[row].largest;
-            to[1] = tile.state[row].sum;
-            std::memcpy(to + 2, acc, tile.dv * sizeof(float));
-            continue;
-        }
-        float *total = tile.room.total + row * tile.dv;
-        fold(tile.before[row], total, tile.state[row], acc, tile.dv);
-        write_row(a, tile.before[row], total, tile.head_of(row), a.out_row(tile.token_of(row), tile.head_of(row), at.sequence));
-    }
-}
-
-// Folds the segments of one row, `stride` floats apart, as attention_tile would have.
-void attention_fold(const Attention &a, const float *partial, int64_t stride, int64_t n_segments, int64_t token,
-                    int64_t head, int64_t sequence, char *scratch) {
-    const int64_t dv = padded(a.dv);
-    auto *total = reinterpret_cast<float *>(scratch);
-    Softmax before;
-    for (int64_t s = 0; s < n_segments; ++s) {
-        const float *p = partial + s * stride;
-        fold(before, total, Softmax{p[0], p[1]}, p + 2, dv);
-    }
-    write_row(a, before, total, head, a.out_row(token, head, sequence));
 }
 
 // Which cells of each block a row of the mask shows, and in which blocks it shows any.

@@ -84,7 +84,7 @@ using ToFloat = void (*)(Type type, const void *from, float *to, int64_t n);
 
 constexpr int kAttentionBlock = 64;
 constexpr int kSegmentBlocks = 8;   // visible blocks of a row that share one maximum
-constexpr int kAttentionRows = 32;  // rows of a tile: query tokens times heads
+constexpr int kAttentionRows = 64;  // rows of a tile: query tokens times heads
 
 // What one row of the mask shows.
 struct MaskRow {
@@ -100,6 +100,7 @@ struct Attention {
     int64_t q_token_stride, q_head_stride, q_sequence_stride;
     int64_t k_stride, k_head_stride, k_sequence_stride;  // bytes from cell to cell, ...
     int64_t v_stride, v_head_stride, v_sequence_stride;
+    int64_t k_row_bytes, v_row_bytes;                    // of one head of a cell
     Type k_type, v_type;
     int64_t dk, dv, n_tokens, n_heads, n_kv;
     float scale, softcap, max_bias;

@@ -28,6 +28,8 @@ public:
         a_.v_sequence_stride = v.nb[3];
         a_.k_type = k.type;
         a_.v_type = v.type;
+        a_.k_row_bytes = row_bytes(k.type, k.ne[0]);
+        a_.v_row_bytes = row_bytes(v.type, v.ne[0]);
         a_.dk = q.ne[0];
         a_.dv = v.ne[0];
         a_.n_tokens = q.ne[1];
@@ -75,8 +77,10 @@ public:
         a.mask_rows = context.at<MaskRow>(mask_offset_);
         AttentionTile tile;
         // The longest tiles, those of the last tokens, come first.
-        const int64_t segment = task % segments_;
-        int64_t rest = task / segments_;
+        // Segments are outermost: heads of one cell lie side by side in memory.
+        const int64_t of_a_segment = n_sequences_ * n_kv_heads_ * head_tiles_ * token_tiles_;
+        const int64_t segment = task / of_a_segment;
+        int64_t rest = task % of_a_segment;
         const int64_t head_tile = rest % head_tiles_;
         rest /= head_tiles_;
         tile.kv_head = rest % n_kv_heads_;
@@ -179,7 +183,7 @@ void make_attention(Compiler &c, const Node &node) {
     const Tensor &q = node.a(), &k = node.b(), &v = *node.src[2];
     const int64_t mask = c.mask_rows(node.src[3], k.ne[1]);
     // Few tokens over many cells: segments become tasks of their own, and their sums are folded afterwards.
-    const bool split = q.ne[1] * q.ne[3] <= 4 && AttentionStep::max_segments(k.ne[1]) > 1 && c.n_threads() > 1;
+    const bool split = q.ne[1] * q.ne[3] <= 4 && AttentionStep::max_segments(k.ne[1]) > 1;
     int64_t partial = 0;
     if (split) {
         const int64_t segments = AttentionStep::max_segments(k.ne[1]);

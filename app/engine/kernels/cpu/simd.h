@@ -107,8 +107,8 @@ TANDEM_INLINE Wide as_float(WideInt a) { TANDEM_EACH(Wide, (vf)a.part[i]); }
 TANDEM_INLINE WideInt as_int(Wide a) { TANDEM_EACH(WideInt, (vi)a.part[i]); }
 
 // The larger of two; b where either is NaN.
-TANDEM_INLINE Wide max(Wide a, Wide b) { return select(a > b, a, b); }
-TANDEM_INLINE Wide min(Wide a, Wide b) { return select(a < b, a, b); }
+TANDEM_INLINE Wide max(Wide a, Wide b) { TANDEM_EACH(Wide, larger(a.part[i], b.part[i])); }
+TANDEM_INLINE Wide min(Wide a, Wide b) { TANDEM_EACH(Wide, smaller(a.part[i], b.part[i])); }
 TANDEM_INLINE WideInt max(WideInt a, WideInt b) { return select(a > b, a, b); }
 TANDEM_INLINE Wide abs(Wide a) { return as_float(as_int(a) & wide_int(0x7fffffff)); }
 
@@ -173,6 +173,22 @@ TANDEM_INLINE float max_lane(Wide v) {
     return lanes_max(fold_parts(v, [](vf a, vf b) [[gnu::always_inline]] { return a > b ? a : b; }));
 }
 
+// x 2^n with one rounding, for whole n = k between -152 and 128.
+TANDEM_INLINE Wide times_power(Wide x, [[maybe_unused]] WideInt n, [[maybe_unused]] Wide k) {
+#if defined(TANDEM_TIMES_POWER)
+    Wide out;
+    for (int i = 0; i < kParts; ++i) {
+        out.part[i] = times_power(x.part[i], k.part[i]);
+    }
+    return out;
+#else
+    // In two factors, so that results next to overflow and among the denormals come out right.
+    const WideInt half = n >> 1;
+    const WideInt bias = wide_int(127);
+    return x * as_float((half + bias) << 23) * as_float((n - half + bias) << 23);
+#endif
+}
+
 // e^x. Cody-Waite reduction by ln 2 in two parts and a polynomial of degree 6; within 1 ulp. NaN stays NaN.
 TANDEM_INLINE Wide exp(Wide x) {
     const Wide clipped = min(max(x, wide(-104.0f)), wide(89.0f));
@@ -185,11 +201,7 @@ TANDEM_INLINE Wide exp(Wide x) {
     p = fma(p, r, wide(1.6666667e-1f));
     p = fma(p, r, wide(0.5f));
     p = fma(p, r * r, r) + wide(1.0f);
-    // 2^n in two factors, so that results next to overflow and among the denormals come out right.
-    const WideInt half = n >> 1;
-    const WideInt bias = wide_int(127);
-    p = p * as_float((half + bias) << 23) * as_float((n - half + bias) << 23);
-    return select(x == x, p, x);
+    return select(x == x, times_power(p, n, k), x);
 }
 
 TANDEM_INLINE Wide sigmoid(Wide x) { return wide(1.0f) / (wide(1.0f) + exp(-x)); }

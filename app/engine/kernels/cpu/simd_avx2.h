@@ -15,6 +15,8 @@ typedef uint8_t vb __attribute__((vector_size(32)));
 
 TANDEM_INLINE vf fused(vf a, vf b, vf c) { return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c); }
 TANDEM_INLINE vf square_root(vf a) { return (vf)_mm256_sqrt_ps((__m256)a); }
+TANDEM_INLINE vf larger(vf a, vf b) { return (vf)_mm256_max_ps((__m256)a, (__m256)b); }
+TANDEM_INLINE vf smaller(vf a, vf b) { return (vf)_mm256_min_ps((__m256)a, (__m256)b); }
 TANDEM_INLINE vi to_nearest(vf a) { return (vi)_mm256_cvtps_epi32((__m256)a); }
 TANDEM_INLINE vf load_f16(const void *p) { return (vf)_mm256_cvtph_ps(_mm_loadu_si128(static_cast<const __m128i *>(p))); }
 TANDEM_INLINE void store_f16(void *p, vf v) {

@@ -15,6 +15,10 @@ typedef uint8_t vb __attribute__((vector_size(64)));
 
 TANDEM_INLINE vf fused(vf a, vf b, vf c) { return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
 TANDEM_INLINE vf square_root(vf a) { return (vf)_mm512_sqrt_ps((__m512)a); }
+TANDEM_INLINE vf larger(vf a, vf b) { return (vf)_mm512_max_ps((__m512)a, (__m512)b); }
+TANDEM_INLINE vf smaller(vf a, vf b) { return (vf)_mm512_min_ps((__m512)a, (__m512)b); }
+#define TANDEM_TIMES_POWER
+TANDEM_INLINE vf times_power(vf a, vf n) { return (vf)_mm512_scalef_ps((__m512)a, (__m512)n); }
 TANDEM_INLINE vi to_nearest(vf a) { return (vi)_mm512_cvtps_epi32((__m512)a); }
 TANDEM_INLINE vf load_f16(const void *p) {
     return (vf)_mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i *>(p)));

@@ -44,6 +44,8 @@ TANDEM_INLINE vf square_root(vf a) {
     }
     return out;
 }
+TANDEM_INLINE vf larger(vf a, vf b) { return a > b ? a : b; }
+TANDEM_INLINE vf smaller(vf a, vf b) { return a < b ? a : b; }
 TANDEM_INLINE vi to_nearest(vf a) {
     vi out;
     for (int i = 0; i < kNative; ++i) {

@@ -15,6 +15,8 @@ typedef uint8_t vb __attribute__((vector_size(16)));
 
 TANDEM_INLINE vf fused(vf a, vf b, vf c) { return (vf)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b); }
 TANDEM_INLINE vf square_root(vf a) { return (vf)vsqrtq_f32((float32x4_t)a); }
+TANDEM_INLINE vf larger(vf a, vf b) { return a > b ? a : b; }
+TANDEM_INLINE vf smaller(vf a, vf b) { return a < b ? a : b; }
 TANDEM_INLINE vi to_nearest(vf a) { return (vi)vcvtnq_s32_f32((float32x4_t)a); }
 TANDEM_INLINE vf load_f16(const void *p) {
     float16x4_t h;
