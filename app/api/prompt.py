@@ -50,20 +50,22 @@ def chat_prompt(body: ChatRequest, api: Api, now: datetime) -> ChatPrompt:
 
 
 def chat_text(body: ChatRequest, service: InferenceService, now: datetime, *, guarded: bool = False) -> str:
-    """The rendered conversation, ready for the answer. An assistant message at the end is continued, not followed."""
+    """The rendered conversation, ready for the answer.
+
+    An assistant message at the end is continued, not followed, unless `continue_final_message` is false; as in
+    llama-server, `add_generation_prompt` has no say in that.
+    """
     turns, tools = with_tools(turns_of(body.messages), definitions(offered(body)), service)
     last = body.messages[-1]
     if body.continue_final_message and (last.role != "assistant" or last.tool_calls):
         raise InvalidParameter(
             "continue_final_message needs a last message by the assistant, with text", param="continue_final_message"
         )
-    opens_answer = body.add_generation_prompt is not False
-    continues = opens_answer if body.continue_final_message is None else body.continue_final_message
     return service.template.render(
         turns,
         tools=tools,
-        add_generation_prompt=opens_answer,
-        continue_final_message=continues,
+        add_generation_prompt=body.add_generation_prompt is not False,
+        continue_final_message=body.continue_final_message is not False,
         guarded=guarded,
         now=now,
         **template_variables(body),

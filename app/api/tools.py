@@ -109,9 +109,9 @@ def with_tools(turns: list[Turn], tools: list[dict[str, Any]], service: Inferenc
     template = service.template.for_tools if tools else service.template
     if template.capabilities.tools:
         return turns, tools or None
-    turns = told_in_words(turns)
     if not tools:
-        return turns, None
+        return turns if template.capabilities.calls else told_in_words(turns), None
+    turns = told_in_words(turns)
     listed = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
     return [{"role": "system", "content": INSTRUCTION.format(tools=listed)}, *turns], None
 

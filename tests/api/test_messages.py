@@ -149,11 +149,13 @@ async def test_an_assistant_message_at_the_end_is_continued(engine: FakeEngine) 
     await post(engine, messages, continue_final_message=True, add_generation_prompt=False)
     await post(engine, messages, continue_final_message=False)
     await post(engine, messages, add_generation_prompt=False)
+    await post(engine, messages, add_generation_prompt=False, continue_final_message=False)
     texts = [engine.tokenizer.decode(request.prompt[1:], show_special=True) for request in engine.requests]
     assert texts == [
         CHATML_TURN + "The answer is ",
         CHATML_TURN + "The answer is ",
         CHATML_TURN + "The answer is <|im_end|>\n<|im_start|>assistant\n",
+        CHATML_TURN + "The answer is ",
         CHATML_TURN + "The answer is <|im_end|>\n",
     ]
 

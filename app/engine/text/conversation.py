@@ -30,7 +30,8 @@ class Capabilities:
 
     `list_roles`: roles whose content may be a list of parts; `list_only`: strings are not taken at all.
     `object_arguments`: arguments of calls are objects, not JSON text; `null_with_calls`: calls show only beside no
-    content at all. `reasoning_key`: where it looks for an assistant's thoughts, None when it shows none.
+    content at all. `calls`: calls and what they returned show; `tools`: the tools that are offered do. `reasoning_key`:
+    where it looks for an assistant's thoughts, None when it shows none.
     `thinking_switch`: `enable_thinking` makes a difference.
     """
 
@@ -40,6 +41,7 @@ class Capabilities:
     list_roles: frozenset[str] = frozenset()
     list_only: bool = False
     tools: bool = False
+    calls: bool = False
     object_arguments: bool = True
     null_with_calls: bool = False
     reasoning_key: str | None = None

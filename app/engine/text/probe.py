@@ -49,6 +49,7 @@ def find_capabilities(source: str, attempt: Try) -> Capabilities:
         list_roles=frozenset(role for role, where in _list_probes(user, answer).items() if _takes_list(attempt, where)),
         list_only=list_only,
         tools=_shows(attempt([user], tools=[_tool()]), _NAME),
+        calls=_shows_calls(attempt, user, arguments, no_content),
         object_arguments=isinstance(arguments, dict),
         null_with_calls=no_content is None,
         reasoning_key=_reasoning_key(attempt, user, answer),
@@ -117,6 +118,13 @@ def _call_shape(attempt: Try, user: Message, result: Message) -> tuple[dict[str,
         if text is not None and _shows(text, _VALUE) and f"'{_KEY}'" not in text and f'\\"{_KEY}' not in text:
             return arguments, content
     return shapes[0]
+
+
+def _shows_calls(attempt: Try, user: Message, arguments: Any, content: str | None) -> bool:
+    call = {"id": _CALL_ID, "type": "function", "function": {"name": _NAME, "arguments": arguments}}
+    answer = {"role": "assistant", "content": content, "tool_calls": [call]}
+    result = {"role": "tool", "tool_call_id": _CALL_ID, "name": _NAME, "content": _SECOND}
+    return _shows(attempt([user, answer, result]), _VALUE, _SECOND)
 
 
 def _reasoning_key(attempt: Try, user: Message, answer: Message) -> str | None:
