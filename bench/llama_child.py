@@ -9,20 +9,42 @@ import ctypes
 import os
 import sys
 import time
+from collections.abc import Sequence
+from pathlib import Path
 
 import llama_cpp as llama
 
+#: What prompts go in over workers: the size that was fastest over two.
+_WORKERS_UBATCH_TOKENS = 256
+
+
+def add_workers(endpoints: Sequence[str]) -> None:
+    """Make the devices of ggml's RPC workers known."""
+    libraries = Path(llama.__file__).parent / "lib"
+    ggml = ctypes.CDLL(str(libraries / "libggml.so.0"))
+    rpc = ctypes.CDLL(str(libraries / "libggml-rpc.so.0"))
+    rpc.ggml_backend_rpc_add_server.restype = ctypes.c_void_p
+    rpc.ggml_backend_rpc_add_server.argtypes = [ctypes.c_char_p]
+    ggml.ggml_backend_register.restype = None
+    ggml.ggml_backend_register.argtypes = [ctypes.c_void_p]
+    for endpoint in endpoints:
+        ggml.ggml_backend_register(rpc.ggml_backend_rpc_add_server(endpoint.encode()))
+
 
 class Context:
-    def __init__(self, path: str, n_threads: int, n_ctx: int) -> None:
+    """A model here, or with all layers on ggml's RPC workers."""
+
+    def __init__(self, path: str, n_threads: int, n_ctx: int, endpoints: Sequence[str] = ()) -> None:
         self._silence = llama.llama_log_callback(lambda *_: None)
         llama.llama_log_set(self._silence, ctypes.c_void_p(0))
         llama.llama_backend_init()
+        add_workers(endpoints)
         model_params = llama.llama_model_default_params()
-        model_params.n_gpu_layers = 0
+        model_params.n_gpu_layers = 999 if endpoints else 0
         self._model = llama.llama_model_load_from_file(path.encode(), model_params)
         params = llama.llama_context_default_params()
-        params.n_ctx, params.n_batch, params.n_ubatch = n_ctx, 2048, 512
+        params.n_ctx, params.n_batch = n_ctx, 2048
+        params.n_ubatch = _WORKERS_UBATCH_TOKENS if endpoints else 512
         params.n_threads = params.n_threads_batch = n_threads
         self._context = llama.llama_init_from_model(self._model, params)
         self._n_vocab = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(self._model))
@@ -53,7 +75,7 @@ class Context:
 
 def main() -> None:
     path, n_threads, n_ctx = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    context = Context(path, n_threads, n_ctx)
+    context = Context(path, n_threads, n_ctx, sys.argv[4].split(",") if len(sys.argv) > 4 else ())
     print("ready", llama.__version__, flush=True)
     for line in sys.stdin:
         command, n = line.split()

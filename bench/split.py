@@ -1,91 +1,58 @@
-"""What splitting over workers gains and costs: one and two workers of one pinned thread each, beside the local device.
+"""What splitting gains and costs: workers of one pinned thread each, beside the local device and llama.cpp's own split.
 
-`python -m bench.split [--model FILE.gguf] [--link-ms 5] [--trace out.json]` runs the real engine over real workers on
-loopback, all in turns in one run, and compares with the bound of a pipeline: n ubatches over S equal stages take
-(n + S - 1) / (S n) of one stage's time. Answers must be the same bytes everywhere. Stop everything else: the machine
-needs a core for each worker, and what the control plane does comes on top.
+`python -m bench.split [--model FILE.gguf] [--only prompt,decode,...] [--trace out.json] [--save]` runs the real engine
+over real workers on loopback, everything in turns in one run, and puts each figure beside what is promised. Stop
+everything else: the machine needs a core for each worker, and what the control plane does comes on top.
+
+The yardstick of a prompt is a pipeline of n equal ubatches over S stages, which takes (n + S - 1) / (S n) of the time
+of one worker. That of two decode groups is one worker with one of the groups: while it does a step of one, two workers
+do a step of both. What two cores lose when both compute is measured as well, by two engines of one worker each at once.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import os
+import gc
+import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
-from multiprocessing.queues import Queue
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 
 from app import models_store
-from app.engine.devices.cpu import CpuDevice
 from app.engine.engine import Engine
 from app.engine.request import SamplingParams
 from app.engine.trace import Trace
-from app.rpc.connect import connect
-from bench.delay_proxy import DelayProxy
-from bench.rpc import process, worker_process
-from tests.fakes.serving import collect, open_engine, request, tokens_of
+from bench.split_report import Report, new_report
+from bench.split_setups import GGML, LOCAL, STOCK, TANDEM, Setup, llama_over, setup, stock_python
+from tests.fakes.serving import collect, request, tokens_of
 
 PROMPT_TOKENS, DECODE_TOKENS = 2048, 48
-N_STREAMS, STREAM_TOKENS = 16, 24
+N_STREAMS, STREAM_TOKENS = 16, 32
 N_REQUESTS, REQUEST_PROMPT, REQUEST_TOKENS = 8, 512, 64
-N_SLOTS = 16
+MIX_PROMPT, MIX_TOKENS = 300, 12
+LINK_S = 5e-3
 SAMPLING = SamplingParams(temperature=0.0, ignore_eos=True, n_logprobs=0)
 
 
-def pinned_worker(ports: Queue[int], core: int) -> None:
-    os.sched_setaffinity(0, {core})
-    worker_process(ports, "CPU", True)
-
-
-@dataclass(slots=True)
-class Setup:
-    """One engine, and the seconds and answers of each task in every round."""
-
-    engine: Engine
-    trace: Trace | None
-    seconds: dict[str, list[float]] = field(default_factory=dict)
-    answers: dict[str, list[list[int]]] = field(default_factory=dict)
-    n_ubatches: dict[str, float] = field(default_factory=dict)
-
-
-@contextmanager
-def setup(model: str, n_workers: int, link_s: float, trace: Trace | None) -> Iterator[Setup]:
-    """An engine over so many workers, 0: over a device of one thread here."""
-    cores = sorted(os.sched_getaffinity(0))
-    with ExitStack() as stack:
-        devices = []
-        for number in range(n_workers):
-            port = stack.enter_context(process(pinned_worker, cores[number % len(cores)]))
-            if link_s:
-                proxy = DelayProxy(("127.0.0.1", port), link_s)
-                stack.callback(proxy.close)
-                port = proxy.port
-            devices += connect(f"127.0.0.1:{port}", first_index=number)
-        made = devices or [CpuDevice("CPU", 1)]
-        for device in made:
-            stack.callback(device.close)
-        path = Path(model)
-        engine = open_engine(
-            path, made, ctx_size=16384, n_slots=N_SLOTS, n_ubatch=512, max_queue=64, max_in_flight=len(made) + 1,
-            trace=trace,
-        )  # fmt: skip
-        stack.callback(engine.close)
-        if trace is not None:
-            trace.stage_names = [device.name for device in made]
-        yield Setup(engine, trace)
-
-
-def run(engine: Engine, prompts: Sequence[Sequence[int]], n_tokens: int, tag: str) -> tuple[float, list[list[int]]]:
+def run(
+    engine: Engine,
+    prompts: Sequence[Sequence[int]],
+    n_tokens: int,
+    tag: str,
+    sampling: SamplingParams = SAMPLING,
+    *,
+    cache_prompt: bool = False,
+) -> tuple[float, list[list[int]]]:
     """Seconds until all are answered, and the answers."""
 
     async def scene() -> list[list[int]]:
         wanted = [
-            request(f"{tag}-{i}", prompt, n_tokens, sampling=SAMPLING, cache_prompt=False)
+            request(f"{tag}-{i}", prompt, n_tokens, sampling=sampling, cache_prompt=cache_prompt)
             for i, prompt in enumerate(prompts)
         ]
         return [tokens_of(events) for events in await asyncio.gather(*(collect(engine, one) for one in wanted))]
@@ -95,66 +62,187 @@ def run(engine: Engine, prompts: Sequence[Sequence[int]], n_tokens: int, tag: st
     return time.perf_counter() - began, answers
 
 
-def tasks() -> dict[str, Callable[[Engine, str], tuple[float, list[list[int]]]]]:
-    rng = np.random.default_rng(5)
+def prompts(n: int, length: int, seed: int = 5) -> list[list[int]]:
+    rng = np.random.default_rng(seed)
+    return [[int(token) for token in rng.integers(100, 5000, length)] for _ in range(n)]
 
-    def prompts(n: int, length: int) -> list[list[int]]:
-        return [[int(token) for token in rng.integers(100, 5000, length)] for _ in range(n)]
 
-    long, short = prompts(1, PROMPT_TOKENS), prompts(1, 8)
-    streams, requests = prompts(N_STREAMS, 8), prompts(N_REQUESTS, REQUEST_PROMPT)
-    return {
-        f"prompt of {PROMPT_TOKENS}": lambda engine, tag: run(engine, long, 1, tag),
-        f"decode of {DECODE_TOKENS}": lambda engine, tag: run(engine, short, DECODE_TOKENS, tag),
-        f"{N_STREAMS} streams of {STREAM_TOKENS}": lambda engine, tag: run(engine, streams, STREAM_TOKENS, tag),
-        f"{N_REQUESTS} x ({REQUEST_PROMPT} + {REQUEST_TOKENS})": lambda engine, tag: run(
-            engine, requests, REQUEST_TOKENS, tag
-        ),
-    }
+#: Prompts and the tokens to draw after each.
+TASKS = {
+    "prompt": (prompts(1, PROMPT_TOKENS), 1),
+    "decode": (prompts(1, 8), DECODE_TOKENS),
+    "half of the streams": (prompts(N_STREAMS, 8)[: N_STREAMS // 2], STREAM_TOKENS),
+    "streams": (prompts(N_STREAMS, 8), STREAM_TOKENS),
+    "requests": (prompts(N_REQUESTS, REQUEST_PROMPT), REQUEST_TOKENS),
+    "mix": ([*prompts(1, MIX_PROMPT), *prompts(3, 20)], MIX_TOKENS),
+}
+
+
+def do(made: Setup, task: str, tag: str) -> float:
+    """One run of a task; what it drew must be what it drew before."""
+    wanted, n_tokens = TASKS[task]
+    before = made.engine.counters()["ubatches_total"]
+    seconds, answers = run(made.engine, wanted, n_tokens, f"{task}-{tag}")
+    made.n_ubatches[task] = made.engine.counters()["ubatches_total"] - before
+    assert made.answers.setdefault(task, answers) == answers, f"{task} drew other tokens the second time"
+    return seconds
+
+
+def measure(setups: dict[str, Setup], task: str, rounds: int, report: Report) -> None:
+    """Every setup in turn, `rounds` times after one that warms up."""
+    for number in range(rounds + 1):
+        for made in setups.values():
+            seconds = do(made, task, str(number))
+            if number:
+                made.seconds.setdefault(task, []).append(seconds)
+    for name, made in setups.items():
+        report.time(task, name, made.best_s(task))
+    first, *others = setups.values()
+    report.figure(f"{task}: same bytes", float(all(o.answers[task] == first.answers[task] for o in others)), 1.0)
+
+
+def of_bound(one_s: float, two: Setup, task: str, more_s: float = 0.0) -> float:
+    """What part of the bound over two stages was reached."""
+    n = two.n_ubatches[task]
+    return (one_s * (n + 1) / (2 * n) + more_s) / two.best_s(task)
+
+
+def prompt(model: str, rounds: int, report: Report, setups: dict[str, Setup]) -> None:
+    measure(setups, "prompt", rounds, report)
+    local, one, two = (setups[name] for name in ("local", "one worker", "two workers"))
+    one_s = one.best_s("prompt")
+    report.figure("prompt: two workers over one", one_s / two.best_s("prompt"), 1.75)
+    n = two.n_ubatches["prompt"]
+    report.note(f"prompt over two workers in {n:.0f} ubatches, layers {two.layers}; bound {2 * n / (n + 1):.2f} of one")
+    report.figure("prompt: two workers, of the bound", of_bound(one_s, two, "prompt"), 0.95)
+    report.figure("prompt: one worker over the local device", local.best_s("prompt") / one_s, 0.97)
+    with setup(model, [TANDEM], first_core=1) as other:
+        do(other, "prompt", "warm")
+        with ThreadPoolExecutor(2) as both:
+            pair_s = list(both.map(lambda made: do(made, "prompt", "pair"), (one, other)))
+    report.time("prompt", "two engines of one worker each, at once", max(pair_s))
+    slower = max(pair_s) / one_s
+    report.figure("prompt: one worker alone over one beside another", 1 / slower)
+    report.figure("prompt: two workers, of the bound with both cores busy", of_bound(one_s * slower, two, "prompt"))
+
+
+def decode(model: str, rounds: int, report: Report, setups: dict[str, Setup]) -> None:
+    measure(setups, "decode", rounds, report)
+    one_s = setups["one worker"].best_s("decode")
+    report.figure("decode: two workers over one", one_s / setups["two workers"].best_s("decode"), 0.95)
+    report.figure("decode: one worker over the local device", setups["local"].best_s("decode") / one_s)
+
+
+def streams(model: str, rounds: int, report: Report, setups: dict[str, Setup]) -> None:
+    far = {name: setups[name] for name in ("one worker", "two workers")}
+    measure(far, "half of the streams", rounds, report)
+    measure(setups, "streams", rounds, report)
+    one, two = far.values()
+    two_s = two.best_s("streams")
+    report.figure(f"{N_STREAMS} streams: two workers over one", one.best_s("streams") / two_s)
+    half_s = one.best_s("half of the streams")
+    report.figure(f"{N_STREAMS} streams: of the bound of two groups", half_s / two_s, 0.92)
+
+
+def requests(model: str, rounds: int, report: Report, setups: dict[str, Setup]) -> None:
+    measure(setups, "requests", rounds, report)
+    one_s, two_s = (setups[name].best_s("requests") for name in ("one worker", "two workers"))
+    report.figure(f"{N_REQUESTS} x ({REQUEST_PROMPT} + {REQUEST_TOKENS}): two workers over one", one_s / two_s, 1.6)
+
+
+def links(model: str, rounds: int, report: Report, setups: dict[str, Setup]) -> None:
+    one = setups["one worker"]
+    if "prompt" not in one.seconds:
+        measure({"one worker": one}, "prompt", rounds, report)
+    with setup(model, [TANDEM, TANDEM], link_s=LINK_S) as two:
+        for number in range(rounds + 1):
+            seconds = do(two, "prompt", f"link-{number}")
+            if number:
+                two.seconds.setdefault("prompt", []).append(seconds)
+        report.time("prompt", f"two workers, links of {LINK_S * 1e3:g} ms", two.best_s("prompt"))
+        # two links, each there and back, once
+        reached = of_bound(one.best_s("prompt"), two, "prompt", 4 * LINK_S)
+        report.figure(f"prompt: links of {LINK_S * 1e3:g} ms, of the bound", reached, 0.9)
+        report.figure("prompt with links: same bytes", float(two.answers["prompt"] == one.answers["prompt"]), 1.0)
+
+
+def mixes(model: str, rounds: int, report: Report, setups: dict[str, Setup]) -> None:
+    """Ours in any mixture draw the same; llama.cpp's workers, whose kernels are others, what one of them does."""
+    do(setups["local"], "mix", "mix")
+    want = setups["local"].answers["mix"]
+    for kinds in ([TANDEM, STOCK], [STOCK, STOCK], [LOCAL, TANDEM], [STOCK, LOCAL]):
+        with setup(model, kinds) as mixed:
+            do(mixed, "mix", "mix")
+            report.figure(f"{' + '.join(kinds)}: same bytes", float(mixed.answers["mix"] == want), 1.0)
+    if stock_python() is None:
+        report.note("no llama.cpp here (`make interop` fetches it): its workers were not measured")
+        return
+    with setup(model, [GGML]) as one:
+        do(one, "mix", "mix")
+        for kinds in ([GGML, GGML], [GGML, TANDEM]):
+            with setup(model, kinds) as mixed:
+                seconds = min(do(mixed, "mix", str(number)) for number in range(2))
+                same = [a == b for a, b in zip(mixed.answers["mix"], one.answers["mix"], strict=True)]
+                report.time("mix", " + ".join(kinds), seconds)
+                report.figure(f"{' + '.join(kinds)}: answers as of one ggml worker", sum(same) / len(same))
+
+
+def llama(model: str, rounds: int, report: Report, setups: dict[str, Setup]) -> None:
+    """llama.cpp over its own workers, one and two."""
+    python = stock_python()
+    if python is None:
+        report.note("no llama.cpp here (`make interop` fetches it): its own split was not measured")
+        return
+    best: dict[tuple[str, int], float] = {}
+    with ExitStack() as stack:
+        children = {n: stack.enter_context(llama_over(python, model, n)) for n in (1, 2)}
+        for number in range(rounds + 1):
+            for n, child in children.items():
+                for task, n_tokens in (("prompt", PROMPT_TOKENS), ("decode", DECODE_TOKENS)):
+                    child.ask("forget")
+                    seconds = child.ask(task, n_tokens)
+                    if number:
+                        best[task, n] = min(seconds, best.get((task, n), seconds))
+    for (task, n), seconds in best.items():
+        report.time(task, f"llama.cpp, {n} of its workers", seconds)
+    for task in ("prompt", "decode"):
+        report.figure(f"{task}: llama.cpp, two workers over one", best[task, 1] / best[task, 2])
+        two = setups["two workers"].seconds.get(task)
+        if two:
+            report.figure(f"{task}: two workers, llama.cpp's time over ours", best[task, 2] / min(two))
+
+
+PARTS: dict[str, Callable[[str, int, Report, dict[str, Setup]], None]] = {
+    "prompt": prompt, "decode": decode, "streams": streams, "requests": requests, "links": links, "mixes": mixes,
+    "llama": llama,
+}  # fmt: skip
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--model", default=None)
-    parser.add_argument("--link-ms", type=float, default=0.0)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--only", default=",".join(PARTS), help="parts, between commas")
     parser.add_argument("--trace", type=Path, default=None, help="trace of the two workers")
-    parser.add_argument("--tasks", default="", help="only those whose names hold this")
+    parser.add_argument("--save", action="store_true", help="write bench/results/split.*")
     given = parser.parse_args()
     model = str(models_store.resolve(given.model))
     trace = None if given.trace is None else Trace(given.trace)
+    report = new_report(model, sys.argv[1:])
+    print(f"{report.machine}; {report.model}")
     with ExitStack() as stack:
         if trace is not None:
             stack.callback(trace.save)
         setups = {
-            name: stack.enter_context(setup(model, n, given.link_ms / 1e3, trace if n == 2 else None))
-            for name, n in (("local", 0), ("one worker", 1), ("two workers", 2))
+            name: stack.enter_context(setup(model, kinds, trace=trace if len(kinds) == 2 else None))
+            for name, kinds in (("local", [LOCAL]), ("one worker", [TANDEM]), ("two workers", [TANDEM, TANDEM]))
         }
-        for task, do in tasks().items():
-            if given.tasks not in task:
-                continue
-            for round_ in range(given.rounds + 1):  # the first one warms up
-                for made in setups.values():
-                    before = made.engine.counters()["ubatches_total"]
-                    seconds, answers = do(made.engine, f"{task}-{round_}")
-                    made.n_ubatches[task] = made.engine.counters()["ubatches_total"] - before
-                    made.answers[task] = answers
-                    if round_:
-                        made.seconds.setdefault(task, []).append(seconds)
-            show(task, setups)
-
-
-def show(task: str, setups: dict[str, Setup]) -> None:
-    best = {name: min(made.seconds[task]) for name, made in setups.items()}
-    same = all(made.answers[task] == setups["local"].answers[task] for made in setups.values())
-    n = setups["two workers"].n_ubatches[task]
-    gain, bound = best["one worker"] / best["two workers"], 2 * n / (n + 1)
-    times = ", ".join(f"{name} {value:.3f} s" for name, value in best.items())
-    print(
-        f"{task}: {times}; two over one {gain:.2f}, one over local {best['local'] / best['one worker']:.2f}", end="; "
-    )
-    print(f"{n:.0f} ubatches", end=f", bound {bound:.2f}, {gain / bound:.2f} of it; " if "prompt" in task else "; ")
-    print("same bytes" if same else "OTHER BYTES", flush=True)
+        gc.collect()
+        gc.freeze()  # as a server does once it stands
+        for part in given.only.split(","):
+            PARTS[part](model, given.rounds, report, setups)
+    if given.save:
+        report.save("split")
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ BESIDE_DECODE = 2.0
 #: But so many rows it may have in any case.
 LEAST_BESIDE = 16
 #: Of chunks that finish within this much of the first the largest is taken: each costs the control plane something too.
-AS_GOOD = 1.01
+AS_GOOD = 1.03
 #: A chunk may take so much longer than the first one of its prompt: sizes come in steps.
 _AS_LONG = 1.05
 #: Chunks that are worked out one by one; those beyond are as long as the last of them.
@@ -71,6 +71,7 @@ class Pacing:
         self._row_cells = 0.0
         self._chunk_s: float | None = None  # what chunks of the prompts in work shall take on the slowest stage
         self._n_left = 0
+        self._first: int | None = None  # what the last prompt without a past began with
 
     def padded(self, n_rows: int) -> int:
         """The size that a ubatch of this many rows has."""
@@ -102,7 +103,9 @@ class Pacing:
             chunk = self._as_long(stages, rows, 0, self._chunk_s)
             if n_left > _LAST_CHUNKS * chunk:
                 return chunk
-        chunk = self._first_chunk(stages, rows, n_left, in_flight)
+        is_fresh = has_more and prompts[0][1] == 0
+        chunk = self._first_chunk(stages, rows, n_left, in_flight, self._first if is_fresh else None)
+        self._first = chunk if is_fresh else self._first
         self._chunk_s = _slowest_s(stages, chunk, rows.cells(0, chunk))
         return chunk
 
@@ -155,11 +158,20 @@ class Pacing:
         way_s = sum(stage.seconds(n_rows, cells, alone=True) for stage in stages)
         return max(way_s, n_groups * _slowest_s(stages, n_rows, cells))
 
-    def _first_chunk(self, stages: Sequence[StageTimes], rows: _Rows, n_left: int, ahead: Sequence[InFlight]) -> int:
-        """The first chunk of those that finish first, all taking as long as it does."""
+    def _first_chunk(
+        self,
+        stages: Sequence[StageTimes],
+        rows: _Rows,
+        n_left: int,
+        ahead: Sequence[InFlight],
+        usual: int | None,
+    ) -> int:
+        """The first chunk of those that finish first, all taking as long as it does; the usual one if it is as good,
+        since other sizes need programs of their own."""
         finish_s = {size: self._finish_s(stages, rows, n_left, size, ahead) for size in self._chunk_sizes}
         limit_s = AS_GOOD * min(finish_s.values())
-        return max(size for size in self._chunk_sizes if finish_s[size] <= limit_s)
+        as_good = [size for size in self._chunk_sizes if finish_s[size] <= limit_s]
+        return usual if usual in as_good else as_good[-1]
 
     def _finish_s(
         self, stages: Sequence[StageTimes], rows: _Rows, n_left: int, first: int, ahead: Sequence[InFlight]

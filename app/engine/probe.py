@@ -10,7 +10,8 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,8 @@ from app.errors import OutOfDeviceMemory
 
 log = logging.getLogger(__name__)
 
+_FIGURES = tuple(field.name for field in fields(DeviceSpeed))
+
 #: All devices together; a device that is slow may take longer for the least that must run.
 BUDGET_S = 1.6
 #: Layers are taken until they have so many bytes, so that they come from memory as the whole model does.
@@ -37,6 +40,10 @@ PROMPT_ROWS = (128, 64, 32, 16, 8)
 PAST_TOKENS = 256
 #: Decode rows to measure with: what one group has when many requests run.
 DECODE_ROWS = 8
+#: Devices that differ by less are taken to be equal.
+_SAME = 1.2
+#: Rounds over all devices, when there is time for more than one.
+_MOST_ROUNDS = 4
 #: Prompts are taken to have this many tokens for each time they need the head.
 _TOKENS_PER_HEAD = 512
 #: Prompt ubatches that run per device: one that prepares, one that fills the lane, one that is measured.
@@ -51,37 +58,88 @@ def measure(
     Takes about `BUDGET_S` in all and leaves nothing on the devices. Blocks. Raises DeviceLost and UnsupportedOp.
     """
     began_s = clock()
-    try:
-        speeds = []
-        for number, device in enumerate(devices):
-            left_s = max(0.0, BUDGET_S - (clock() - began_s)) / (len(devices) - number)
-            speeds.append(_measure_device(model, device, limits, left_s, clock))
-    except OutOfDeviceMemory as error:
-        log.warning("no room to measure devices, so all are taken to be equally fast: %s", error)
-        return None
-    log.debug("measured %d devices in %.2f s", len(devices), clock() - began_s)
-    return speeds
-
-
-def _measure_device(
-    model: Model, device: Device, limits: StageLimits, budget_s: float, clock: Callable[[], float]
-) -> DeviceSpeed:
-    began_s = clock()
     n_decode = min(DECODE_ROWS, limits.max_tokens)
     head = StageShape(model.n_layers, model.n_layers, True)
-    with _probe(model, device, limits, head, n_decode) as (probe, head_bytes):
-        head_s = probe.seconds([1] * n_decode, 0, _DECODE_RUNS, clock)
-    with _probe(model, device, limits, _some_layers(model), n_decode) as (probe, layer_bytes):
-        decode_s = probe.seconds([1] * n_decode, PAST_TOKENS, _DECODE_RUNS, clock)
-        left_s = budget_s - (clock() - began_s)
-        n_rows = _prompt_rows(limits.max_tokens, decode_s / n_decode, left_s)
-        prompt_s = probe.seconds([n_rows], PAST_TOKENS, _PROMPT_RUNS, clock)
-    return DeviceSpeed(
-        layer_prompt_s=prompt_s / n_rows / layer_bytes,
-        layer_decode_s=decode_s / n_decode / layer_bytes,
-        head_prompt_s=head_s / _TOKENS_PER_HEAD / head_bytes,
-        head_decode_s=head_s / n_decode / head_bytes,
-    )
+    with ExitStack() as stack:
+        try:
+            pairs = [
+                _Pair(
+                    stack.enter_context(_probe(model, device, limits, head, n_decode)),
+                    stack.enter_context(_probe(model, device, limits, _some_layers(model), n_decode)),
+                    n_decode,
+                )
+                for device in devices
+            ]
+        except OutOfDeviceMemory as error:
+            log.warning("no room to measure devices, so all are taken to be equally fast: %s", error)
+            return None
+        _measure_in_turn(pairs, limits.max_tokens, began_s, clock)
+    log.debug("measured %d devices in %.2f s", len(devices), clock() - began_s)
+    return _alike([pair.speed() for pair in pairs])
+
+
+def _measure_in_turn(pairs: Sequence[_Pair], max_tokens: int, began_s: float, clock: Callable[[], float]) -> None:
+    """Decode once on all devices, then prompts, then both again while there is time."""
+    for number, pair in enumerate(pairs):
+        pair.measure_decode(clock)
+        left_s = (BUDGET_S - (clock() - began_s)) / (len(pairs) - number)
+        pair.n_rows = _prompt_rows(max_tokens, pair.decode_s / pair.n_decode, left_s)
+        pair.measure_prompt(clock)
+    round_s = 0.0
+    for _ in range(_MOST_ROUNDS):
+        if clock() - began_s + round_s > BUDGET_S:
+            return
+        round_began_s = clock()
+        for pair in pairs:
+            pair.measure_decode(clock)
+            pair.measure_prompt(clock)
+        round_s = clock() - round_began_s
+
+
+def _alike(speeds: Sequence[DeviceSpeed]) -> list[DeviceSpeed]:
+    """So short a look cannot tell devices apart that differ by little: those are taken to be equal."""
+    columns = [_levelled([getattr(speed, name) for speed in speeds]) for name in _FIGURES]
+    return [DeviceSpeed(**dict(zip(_FIGURES, row, strict=True))) for row in zip(*columns, strict=True)]
+
+
+def _levelled(values: Sequence[float]) -> list[float]:
+    """Each value, or the mean of all that are within `_SAME` of the smallest of its like."""
+    levelled = list(values)
+    left = sorted(range(len(values)), key=lambda i: values[i])
+    while left:
+        alike = [i for i in left if values[i] <= _SAME * values[left[0]]]
+        mean = sum(values[i] for i in alike) / len(alike)
+        for i in alike:
+            levelled[i] = mean
+        left = left[len(alike) :]
+    return levelled
+
+
+class _Pair:
+    """One device's probes, and the best times so far."""
+
+    def __init__(self, head: tuple[_Probe, int], layers: tuple[_Probe, int], n_decode: int) -> None:
+        self._head, self._head_bytes = head
+        self._layers, self._layer_bytes = layers
+        self.n_decode = n_decode
+        self.n_rows = 0
+        self._head_s = self.decode_s = self._prompt_s = float("inf")
+
+    def measure_decode(self, clock: Callable[[], float]) -> None:
+        rows = [1] * self.n_decode
+        self._head_s = min(self._head_s, self._head.seconds(rows, 0, _DECODE_RUNS, clock))
+        self.decode_s = min(self.decode_s, self._layers.seconds(rows, PAST_TOKENS, _DECODE_RUNS, clock))
+
+    def measure_prompt(self, clock: Callable[[], float]) -> None:
+        self._prompt_s = min(self._prompt_s, self._layers.seconds([self.n_rows], PAST_TOKENS, _PROMPT_RUNS, clock))
+
+    def speed(self) -> DeviceSpeed:
+        return DeviceSpeed(
+            layer_prompt_s=self._prompt_s / self.n_rows / self._layer_bytes,
+            layer_decode_s=self.decode_s / self.n_decode / self._layer_bytes,
+            head_prompt_s=self._head_s / _TOKENS_PER_HEAD / self._head_bytes,
+            head_decode_s=self._head_s / self.n_decode / self._head_bytes,
+        )
 
 
 def _prompt_rows(max_tokens: int, row_s: float, left_s: float) -> int:

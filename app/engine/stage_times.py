@@ -1,130 +1,131 @@
 """What stages were seen to take for ubatches of some size over a context of some length. Pure.
 
-A ubatch's time is taken to be that of its rows, whatever they see, and one part more for every cell that a row sees:
-attention makes the same chunk several times as long at the end of a prompt as at its beginning.
+A ubatch's time is taken to be something fixed, something for every row, and something for every cell that a row sees:
+attention makes the same chunk several times as long at the end of a prompt as at its beginning. The three are fitted to
+late measurements. Single ones say little: each is what the control plane saw, on a machine that did other things too.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 
-#: Until a size was measured, a ubatch is taken to cost as much as its rows and this many more.
+#: Until measurements tell, what is fixed is taken to cost as much as this many rows.
 FIXED_ROWS = 8
 #: The smallest prompt chunk: below it, matrix products are hardly cheaper than with this many rows. Fewer rows are
-#: taken for decode, which reads the cache in another way.
+#: taken for decode, which reads weights and cache in another way.
 MIN_CHUNK = 32
-#: What a new measurement counts beside the old ones when it is slower, and when it is faster. First runs are slow.
-_SLOWER, _FASTER = 0.2, 0.5
-#: Sizes measured less often say nothing where others say something: their first runs may have prepared things.
-TRUSTED_AFTER = 3
-#: What old measurements still count in the time of a cell after a new one.
+#: What old measurements still count after a new one.
 _MEMORY = 0.95
-#: A measurement that is further from what was expected says no more about the time of a cell than one that is not.
-_BELIEVED = 0.5
-#: Of a ubatch's time at least so much does not depend on what it sees.
-_LEAST_BASE = 0.05
+#: How much the guess about what is fixed counts, and how much that cells cost nothing, beside one measurement.
+_GUESS, _NO_CELLS = 0.3, 0.05
+#: Sizes of decode steps measured so often have an own factor, since kernels take some sizes in steps.
+TRUSTED_AFTER = 3
+_NEW_FACTOR = 0.2
+
+_Vector = tuple[float, float, float]
 
 
 @dataclass(slots=True)
-class _Slope:
-    """Seconds per cell, from how measurements of one size differ as they see more or less. Least squares."""
+class _Fit:
+    """Seconds = fixed + row * rows + cell * cells, by least squares of relative errors."""
 
-    both: float = 0.0
-    cells: float = 0.0
+    sums: list[list[float]] = field(default_factory=lambda: [[0.0] * 3 for _ in range(3)])
+    right: list[float] = field(default_factory=lambda: [0.0] * 3)
+    most_cells: float = 1.0
+    parts: _Vector | None = None
 
-    def note(self, cells: float, seconds: float) -> None:
-        """Both as differences to what ubatches of this size had before."""
-        self.both = _MEMORY * self.both + cells * seconds
-        self.cells = _MEMORY * self.cells + cells * cells
+    def note(self, n_rows: int, cells: float, seconds: float) -> None:
+        # A time that is far too long says little, being divided by itself; one too short must not say more.
+        scale_s = max(seconds, 0.0 if self.parts is None else self.seconds(n_rows, cells), 1e-9)
+        row = (1 / scale_s, n_rows / scale_s, cells / scale_s)
+        for i in range(3):
+            for j in range(3):
+                self.sums[i][j] = _MEMORY * self.sums[i][j] + row[i] * row[j]
+            self.right[i] = _MEMORY * self.right[i] + row[i] * seconds / scale_s
+        self.most_cells = max(_MEMORY * self.most_cells, cells)
+        self.parts = self._solved(scale_s)
+
+    def seconds(self, n_rows: int, cells: float) -> float:
+        assert self.parts is not None
+        fixed, row, cell = self.parts
+        return fixed + row * n_rows + cell * cells
+
+    def _solved(self, scale_s: float) -> _Vector:
+        """With the guesses as measurements that always count a little."""
+        guess, none = _GUESS / scale_s, _NO_CELLS * self.most_cells / scale_s
+        sums = [list(row) for row in self.sums]
+        sums[0][0] += guess * guess
+        sums[0][1] -= guess * guess * FIXED_ROWS
+        sums[1][0] -= guess * guess * FIXED_ROWS
+        sums[1][1] += (guess * FIXED_ROWS) ** 2
+        sums[2][2] += none * none
+        fixed, row, cell = _solve(sums, self.right)
+        return max(0.0, fixed), max(0.0, row), max(0.0, cell)
+
+
+def _solve(matrix: list[list[float]], right: list[float]) -> _Vector:
+    """Gauss's elimination; the matrix is positive definite."""
+    rows = [[*row, value] for row, value in zip(matrix, right, strict=True)]
+    for i in range(3):
+        for j in range(i + 1, 3):
+            factor = rows[j][i] / rows[i][i] if rows[i][i] else 0.0
+            rows[j] = [b - factor * a for a, b in zip(rows[i], rows[j], strict=True)]
+    found = [0.0] * 3
+    for i in (2, 1, 0):
+        rest = sum(rows[i][j] * found[j] for j in range(i + 1, 3))
+        found[i] = (rows[i][3] - rest) / rows[i][i] if rows[i][i] > 0 else 0.0
+    return found[0], found[1], found[2]
+
+
+@dataclass(slots=True)
+class _Kind:
+    """Prompt chunks or decode steps: behind another ubatch, and from an input to its output when the stage was idle."""
+
+    behind: _Fit = field(default_factory=_Fit)
+    alone: _Fit = field(default_factory=_Fit)
+    factors: dict[int, tuple[float, int]] = field(default_factory=dict)
 
     @property
-    def value(self) -> float:
-        return max(0.0, self.both / self.cells) if self.cells else 0.0
+    def is_measured(self) -> bool:
+        return self.behind.parts is not None or self.alone.parts is not None
 
+    def note(self, n_rows: int, cells: float, seconds: float, *, queued: bool) -> None:
+        fit = self.behind if queued else self.alone
+        fit.note(n_rows, cells, seconds)
+        expected_s = fit.seconds(n_rows, cells)
+        ratio = min(2.0, seconds / expected_s) if expected_s > 0 else 1.0
+        factor, n_notes = self.factors.get(n_rows, (ratio, 0))
+        self.factors[n_rows] = factor + _NEW_FACTOR * (ratio - factor), n_notes + 1
 
-@dataclass(slots=True)
-class _Mean:
-    """Seconds and cells of late measurements."""
-
-    seconds: float
-    cells: float
-
-    def note(self, cells: float, seconds: float, slope: _Slope) -> None:
-        expected_s = max(_LEAST_BASE * self.seconds, self.seconds + slope.value * (cells - self.cells))
-        believed_s = min(max(seconds, (1 - _BELIEVED) * expected_s), (1 + _BELIEVED) * expected_s)
-        slope.note(cells - self.cells, believed_s - self.seconds)
-        weight = _FASTER if seconds < expected_s else _SLOWER
-        self.seconds += weight * (seconds - self.seconds)
-        self.cells += weight * (cells - self.cells)
-
-    def base_s(self, slope: _Slope) -> float:
-        """Without what was seen."""
-        return max(_LEAST_BASE * self.seconds, self.seconds - slope.value * self.cells)
-
-
-@dataclass(slots=True)
-class _Measured:
-    """One size: behind another ubatch, and from an input to its output when the stage was idle."""
-
-    behind: _Mean | None = None
-    alone: _Mean | None = None
-    n_notes: int = 0
-
-    def note(self, cells: float, seconds: float, slope: _Slope, *, queued: bool) -> None:
-        self.n_notes += 1
-        mean = self.behind if queued else self.alone
-        if mean is not None:
-            mean.note(cells, seconds, slope)
-        elif queued:
-            self.behind = _Mean(seconds, cells)
-        else:
-            self.alone = _Mean(seconds, cells)
-
-    def base_s(self, slope: _Slope, *, alone: bool) -> float:
+    def seconds(self, n_rows: int, cells: float, *, alone: bool) -> float:
         first, second = (self.alone, self.behind) if alone else (self.behind, self.alone)
-        mean = second if first is None else first
-        assert mean is not None
-        return mean.base_s(slope)
+        fit = second if first.parts is None else first
+        factor, n_notes = self.factors.get(n_rows, (1.0, 0))
+        is_step = n_rows < MIN_CHUNK and n_notes >= TRUSTED_AFTER
+        return fit.seconds(n_rows, cells) * (factor if is_step else 1.0)
 
 
 @dataclass(slots=True)
 class StageTimes:
-    """One stage; sizes between those measured are interpolated."""
+    """One stage."""
 
-    _by_rows: dict[int, _Measured] = field(default_factory=dict)
-    _trusted: list[int] = field(default_factory=list)
-    _slopes: tuple[_Slope, _Slope] = field(default_factory=lambda: (_Slope(), _Slope()))
+    _decode: _Kind = field(default_factory=_Kind)
+    _prompt: _Kind = field(default_factory=_Kind)
 
     @property
     def is_measured(self) -> bool:
-        return bool(self._by_rows)
+        return self._decode.is_measured or self._prompt.is_measured
 
     def note(self, n_rows: int, cells: float, seconds: float, *, queued: bool) -> None:
         """A ubatch of `n_rows` that saw `cells` in all, each row's counted."""
-        measured = self._by_rows.setdefault(n_rows, _Measured())
-        measured.note(cells, seconds, self._slope(n_rows), queued=queued)
-        if measured.n_notes == TRUSTED_AFTER:
-            insort(self._trusted, n_rows)
+        self._kind(n_rows).note(n_rows, cells, seconds, queued=queued)
 
     def seconds(self, n_rows: int, cells: float = 0.0, *, alone: bool = False) -> float:
         """How long such a ubatch takes; before any measurement, in a unit of its own."""
-        if not self._by_rows:
+        if not self.is_measured:
             return float(n_rows + FIXED_ROWS)
-        return self._rows_s(n_rows, alone) + self._slope(n_rows).value * cells
+        own, other = self._kind(n_rows), self._decode if n_rows >= MIN_CHUNK else self._prompt
+        return (own if own.is_measured else other).seconds(n_rows, cells, alone=alone)
 
-    def _slope(self, n_rows: int) -> _Slope:
-        return self._slopes[n_rows >= MIN_CHUNK]
-
-    def _rows_s(self, n_rows: int, alone: bool) -> float:
-        rows = self._trusted or sorted(self._by_rows)
-        at = bisect_left(rows, n_rows)
-        above = rows[min(at, len(rows) - 1)]
-        high_s = self._by_rows[above].base_s(self._slope(above), alone=alone)
-        if above == n_rows:
-            return high_s
-        if above < n_rows or at == 0:  # outside of what was measured
-            return high_s * (n_rows + FIXED_ROWS) / (above + FIXED_ROWS)
-        below = rows[at - 1]
-        low_s = self._by_rows[below].base_s(self._slope(below), alone=alone)
-        return low_s + (high_s - low_s) * (n_rows - below) / (above - below)
+    def _kind(self, n_rows: int) -> _Kind:
+        return self._prompt if n_rows >= MIN_CHUNK else self._decode

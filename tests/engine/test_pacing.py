@@ -186,6 +186,20 @@ def test_a_second_prompt_is_paced_together_with_the_first() -> None:
     assert pacing.prompt_chunk(2, [(64, 1984), (4096, 0)]) > alone
 
 
+def test_the_size_that_prompts_began_with_stays_while_it_is_as_good() -> None:
+    def chosen(pacing: Pacing) -> int:
+        pacing.prompt_chunk(2, [(16, 2032)])  # the end of the prompt before
+        return pacing.prompt_chunk(2, [(2048, 0)])
+
+    pacing = measured(per_row(8), per_row(8))
+    first = chosen(pacing)
+    other = next(n for n in range(8, 100) if chosen(measured(per_row(n), per_row(n))) != first)
+    for size in SIZES * 20:
+        for stage in (0, 1):
+            pacing.note(stage, size, 0, per_row(other)(size), queued=True)
+    assert chosen(pacing) == first
+
+
 def test_a_long_prompt_is_worked_out_once() -> None:
     """Between its beginning and its last chunks only the length of time of its chunks is looked at."""
     pacing = seen(2)

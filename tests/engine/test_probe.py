@@ -113,6 +113,15 @@ def test_stages_tell_what_they_were_measured_to_take(model: Model, opened: list[
     assert planned.seconds is None
 
 
+def test_devices_that_hardly_differ_are_taken_to_be_equal(model: Model, opened: list[NumpyDevice]) -> None:
+    clock = Clock()
+    opened += [Timed(clock, 1e-5), Timed(clock, 1.15e-5), Timed(clock, 4e-5)]
+    speeds = probe.measure(model, opened, LIMITS, clock)
+    assert speeds is not None
+    assert speeds[0].layer_prompt_s == speeds[1].layer_prompt_s < speeds[2].layer_prompt_s
+    assert placed(model, opened[:2], speeds[:2], Tune.PROMPT) == [6, 6]
+
+
 def test_the_budget_bounds_what_a_slow_device_is_asked(model: Model, opened: list[NumpyDevice]) -> None:
     clock = Clock()
     opened += [Timed(clock, 2e-3), Timed(clock, 1e-9)]
