@@ -67,6 +67,7 @@ class Recovery:
                 raise NotReady("the server is shutting down")
             try:
                 self._rebuild(executor)
+                executor.connect_stages()
             except (DeviceError, ProtocolError) as error:
                 log.info("not back yet: %s", error)
             else:

@@ -39,6 +39,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "app.logs",
         "app.engine.device",
         "app.engine.program",
+        "app.engine.route",
         "app.engine.graph",
         "app.engine.ggml",
         "app.engine.gguf",

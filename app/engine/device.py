@@ -8,7 +8,8 @@
   device. An answered read proves the same, so the hot path needs no events of its own.
 - An error in submitted work fails that call's own future if it has one, and is raised by the next `read`, `record` or
   `synchronize`. After the device is lost every call raises `DeviceLost`, and so do all futures in flight.
-- Buffers belong to the device that made them. `copy` is within a device; regions must not overlap.
+- Buffers belong to the device that made them. `copy` is within a device; regions must not overlap. From one device to
+  another lead `read` and `write`, or a route; see `route`.
 - What changes per token is data, never op parameters or offsets: a program is prepared once and run many times.
 
 Futures are `concurrent.futures.Future`: they can be waited for from any thread, carry callbacks, and are what another
@@ -24,6 +25,7 @@ from dataclasses import dataclass, field
 
 from app.engine.ggml import GGMLType, Shape
 from app.engine.program import Buffer, PlacedTensor, Program
+from app.engine.route import Route
 from app.errors import DeviceLost
 
 #: Bytes on their way to or from a device. Anything that exports a contiguous buffer will do.
@@ -149,6 +151,14 @@ class Device(ABC):
         A device that cannot be lost never calls it.
         """
         del on_lost
+
+    def open_route(self, target: Device) -> Route | None:
+        """A route on which this device pushes to another, tried out; None where there is none, which is logged. Blocks.
+
+        Opening it again closes the one there was.
+        """
+        del target
+        return None
 
     def allow_blocking(self, allowed: bool = True) -> None:
         """Tell the device whether callers wait anyway: calls may block until their work is done, if that is faster."""

@@ -1,8 +1,8 @@
 """Runs ubatches over the stages of a model.
 
 For each ubatch the executor looks the embedding rows up, makes the masks once for all stages, and queues everything on
-every lane at once: a stage's input is the future of the stage before, so boundary activations pass from lane to lane
-without the engine's thread. Several ubatches may be in flight; lanes keep them in order.
+every lane at once: a stage's input is what the stage before sends off, so boundary activations pass from lane to lane
+without the engine's thread; `handover` says on which ways. Several ubatches may be in flight; lanes keep them in order.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from app.engine.buckets import bucket, buckets, kv_bucket
 from app.engine.embedding import TokenEmbedding
+from app.engine.handover import RELAYED, Boundaries, HandOver, Parcel, when_all
 from app.engine.inputs import MaskMirror
 from app.engine.mask import cells_of, hide_all, show_sequence
 from app.engine.models.base import BatchShape, InputKind, Model
@@ -74,6 +75,12 @@ class Executor:
         self._limits = limits
         self._scratch = scratch
         self._mirrors = {InputKind.MASK: MaskMirror(), InputKind.MASK_SWA: MaskMirror()}
+        self._boundaries = Boundaries()
+        self.connect_stages()
+
+    def connect_stages(self) -> None:
+        """Choose how boundaries travel; once more after a stage was rebuilt. Blocks while routes are tried."""
+        self._boundaries.connect([stage.device for stage in self.stages])
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -97,22 +104,27 @@ class Executor:
         n_embd, n_rows = self._model.n_embd, ubatch.n_tokens
         width = n_embd if hidden else self._model.n_vocab
         x: StageInput = self._embedding.rows(ubatch.tokens)
-        done: Future[memoryview] | Future[None] = Future()
+        way: HandOver = RELAYED
+        devices = [stage.device for stage in self.stages]
+        parcels: list[Parcel] = []
         marks = UbatchMarks(self._clock, self._clock(), batch.n_tokens)
-        for stage in self.stages:
+        for number, stage in enumerate(self.stages):
             if n_rows == 0:  # a head on its own has nothing to do
                 break
             x_bytes = n_rows * n_embd * _F32_BYTES
             if stage.shape.last_layer == self._model.n_layers:
                 n_rows = len(ubatch.outputs)
             columns = width if stage.shape.is_last else n_embd
-            read_bytes, mark = n_rows * columns * _F32_BYTES, marks.next_stage()
-            x = done = stage.submit(
-                batch, x, x_bytes, small, masks, read_bytes, hidden=hidden, on_sent=marks.on_sent(mark)
+            read_bytes, mark = n_rows * columns * _F32_BYTES, marks.next_stage(x_bytes, way.name)
+            way, on_sent = self._boundaries.way(number, devices), marks.on_sent(mark)
+            x = parcel = stage.submit(
+                batch, x, x_bytes, small, masks, read_bytes, way=way, hidden=hidden, on_sent=on_sent
             )
-            done.add_done_callback(marks.on_done(mark))  # before the next stage's lane hears of it
+            parcel.left.add_done_callback(marks.on_done(mark))  # before the next stage's lane hears of it
+            parcels.append(parcel)
         for op in ubatch.after:
             self._move_state(op)
+        done = when_all(parcels[-1].left, [proof for parcel in parcels for proof in parcel.proofs])
         return Running(ubatch, done, width, marks)
 
     def _move(self, ubatch: Ubatch, ops: Sequence[StateOp]) -> None:

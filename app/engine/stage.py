@@ -19,6 +19,7 @@ from app.engine.builder import GraphBuilder
 from app.engine.device import Device, Handle, WeightHint
 from app.engine.ggml import GGMLType, row_bytes
 from app.engine.graph import Graph, Tensor, leaf
+from app.engine.handover import RELAYED, HandOver, Parcel, Region, RelayedParcel
 from app.engine.inputs import InputArea
 from app.engine.models.base import (
     SHARED_LAYER,
@@ -35,8 +36,8 @@ from app.engine.plan import Packing, Place, ScratchLayout, lay_out_scratch, make
 from app.engine.program import Buffer, PlacedTensor
 from app.engine.states import StateTable, lay_out_states
 
-#: Embedding rows, or what the stage before will have read when its future resolves.
-StageInput = NDArray[np.float32] | Future[memoryview] | Future[None]
+#: Embedding rows, or the output of the stage before.
+StageInput = NDArray[np.float32] | Parcel
 
 #: Prepared programs kept per stage. A shape costs some milliseconds to prepare and little memory to keep.
 _MAX_PREPARED = 256
@@ -278,13 +279,14 @@ class Stage:
         masks: Mapping[InputKind, Sequence[tuple[int, memoryview]]],
         read_bytes: int,
         *,
+        way: HandOver = RELAYED,
         hidden: bool = False,
         on_sent: Callable[[Future[None]], None] | None = None,
-    ) -> Future[memoryview] | Future[None]:
-        """Queue one ubatch: inputs, the run, and the read of the first `read_bytes` of its output.
+    ) -> Parcel:
+        """Queue one ubatch: inputs, the run, and the departure of the first `read_bytes` of its output on `way`.
 
-        `x` are embedding rows or the future of the stage before; `masks` the pieces that changed. Never blocks, except
-        for the preparation of a shape not seen before. With `read_bytes` 0 the future only tells that the run is over.
+        `x` are embedding rows or what the stage before sent off; `masks` the pieces that changed. Never blocks, except
+        for the preparation of a shape not seen before. With `read_bytes` 0 the parcel only tells that the run is over.
         `on_sent` is called when `x` is no longer needed: it has left for the device, or was copied there.
         """
         prepared = self._program(batch, hidden)
@@ -296,14 +298,18 @@ class Stage:
             if kind in offsets:
                 for at, payload in pieces:
                     self.device.write(self._inputs, offsets[kind] + at, payload)
-        rows = x if isinstance(x, Future) else x.data.cast("B")
-        sent = self.device.write(self._inputs, offsets[InputKind.X], rows, size_bytes=x_bytes)  # type: ignore[arg-type]
+        place = Region(self.device, self._inputs, offsets[InputKind.X], x_bytes)
+        sent = x.deliver(place) if isinstance(x, Parcel) else self._write(place, x.data.cast("B"))
         if on_sent is not None:
             sent.add_done_callback(on_sent)
         self.device.run(prepared.handle)
         if read_bytes == 0:
-            return self.device.record()
-        return self.device.read(self._scratch, prepared.output_offset, read_bytes)
+            return RelayedParcel(self.device.record())
+        return way.send(Region(self.device, self._scratch, prepared.output_offset, read_bytes))
+
+    @staticmethod
+    def _write(place: Region, rows: memoryview) -> Future[None]:
+        return place.device.write(place.buffer, place.offset, rows, size_bytes=place.n_bytes)
 
 
 def stage_weights(model: Model, shape: StageShape) -> list[WeightSpec]:

@@ -22,11 +22,16 @@ _US = 1e6
 
 @dataclass(slots=True)
 class StageMarks:
-    """Seconds on the engine's clock: the input was there, had left for the device, the output was there."""
+    """Seconds on the engine's clock: the input was there, had left for the device, the output was there.
+
+    A pushed input has left when the device has it; a pushed output is there when it has left.
+    """
 
     ready_s: float | None = None
     sent_s: float | None = None
     done_s: float | None = None
+    input_bytes: int = 0
+    way: str = "relayed"
 
 
 @dataclass(slots=True)
@@ -38,9 +43,10 @@ class UbatchMarks:
     n_rows: int
     stages: list[StageMarks] = field(default_factory=list)
 
-    def next_stage(self) -> StageMarks:
+    def next_stage(self, input_bytes: int = 0, way: str = "relayed") -> StageMarks:
         """Marks of the stage that is about to be given the ubatch; its input is the output of the one before."""
-        marks = StageMarks(ready_s=None if self.stages else self.submitted_s)
+        ready_s = None if self.stages else self.submitted_s
+        marks = StageMarks(ready_s, input_bytes=input_bytes, way=way)
         self.stages.append(marks)
         return marks
 
@@ -70,6 +76,8 @@ class Span:
     done_s: float
     idle_s: float
     queued: bool
+    input_bytes: int = 0
+    way: str = "relayed"
 
     @property
     def busy_s(self) -> float:
@@ -96,6 +104,8 @@ class StageTotals:
     compute_s: float = 0.0
     transfer_s: float = 0.0
     idle_s: float = 0.0
+    input_bytes: int = 0
+    pushed_bytes: int = 0
 
     @property
     def bubble_ratio(self) -> float:
@@ -124,7 +134,7 @@ class Timeline:
             done_s = max(done_s, start_s)
             sent_s = min(max(start_s, start_s if mark.sent_s is None else mark.sent_s), done_s)
             idle_s = max(0.0, start_s - max(free_s, marks.submitted_s))
-            span = Span(stage, start_s, sent_s, done_s, idle_s, free_s > ready_s)
+            span = Span(stage, start_s, sent_s, done_s, idle_s, free_s > ready_s, mark.input_bytes, mark.way)
             self._count(span)
             self._free_s[stage] = done_s
             spans.append(span)
@@ -136,15 +146,19 @@ class Timeline:
         totals.transfer_s += span.sent_s - span.start_s
         totals.compute_s += span.done_s - span.sent_s
         totals.idle_s += span.idle_s
+        totals.input_bytes += span.input_bytes
+        totals.pushed_bytes += span.input_bytes if span.way == "pushed" else 0
 
     def counters(self) -> dict[str, float]:
-        """By stage: seconds of computing, of the input's way there, idle; and the idle share of all three."""
+        """By stage: seconds of computing, of the input's way there, idle; the idle share of all three; bytes."""
         counters: dict[str, float] = {}
         for number, totals in enumerate(self._totals):
             counters[f"stage_{number}_compute_seconds_total"] = totals.compute_s
             counters[f"stage_{number}_transfer_seconds_total"] = totals.transfer_s
             counters[f"stage_{number}_idle_seconds_total"] = totals.idle_s
             counters[f"stage_{number}_bubble_ratio"] = totals.bubble_ratio
+            counters[f"stage_{number}_input_bytes_total"] = float(totals.input_bytes)
+            counters[f"stage_{number}_pushed_bytes_total"] = float(totals.pushed_bytes)
         return counters
 
 
@@ -178,7 +192,8 @@ def trace_events(ubatches: Sequence[TracedUbatch], stage_names: Sequence[str]) -
             whole = {"ph": "X", "pid": 1, "tid": span.stage, "args": args}
             if span.sent_s > span.start_s:
                 times = _times(span.start_s - origin_s, span.sent_s - span.start_s)
-                yield {**whole, "cat": "transfer", "name": "transfer", **times}
+                transfer = {"cat": "transfer", "name": "push" if span.way == "pushed" else "transfer"}
+                yield {**whole, **transfer, "args": {**args, "bytes": span.input_bytes, "way": span.way}, **times}
             yield {**whole, "cat": "compute", "name": name, **_times(span.sent_s - origin_s, span.done_s - span.sent_s)}
         arc = {"pid": 1, "tid": 0, "id": ubatch.number, "name": name}
         arc["cat"] = "ubatch" if ubatch.n_prompt else "decode group"

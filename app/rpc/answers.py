@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -76,12 +76,18 @@ class Answers:
 
     def send_later(self, ready: Future[Any], *buffers: bytes | memoryview, then: Callable[[], None]) -> None:
         """Send an answer when a future has resolved; `then` is called when `buffers` may change again."""
+        self.make_later(ready, lambda: buffers, then=then)
+
+    def make_later(
+        self, ready: Future[Any], make: Callable[[], Sequence[bytes | memoryview]], *, then: Callable[[], None]
+    ) -> None:
+        """As `send_later`, with an answer that is made when the future has resolved; making it may take its time."""
 
         def answer() -> None:
             try:
                 ready.result()
                 self._check()
-                self._socket.send(*buffers)
+                self._socket.send(*make())
             finally:
                 then()
 

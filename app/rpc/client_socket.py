@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import socket
 import time
+from collections.abc import Callable
 
 from app.errors import RemoteProtocolError
 from app.rpc.messages import Request
 from app.rpc.protocol import RequestParser, encode_error_notice
 from app.rpc.short_waits import ShortWaits
-from app.rpc.sockets import TICK_S, receive_tick, set_ticks
+from app.rpc.sockets import TICK_S, has_hung_up, receive_tick, set_ticks
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +34,8 @@ class ClientSocket:
         self._hello_s = hello_s
         self._idle_s = idle_s
         self.is_stranger = False
+        #: Called about once a second while nothing comes; what it raises ends the wait.
+        self.on_tick: Callable[[], None] = lambda: None
 
     @property
     def payload_left(self) -> int:
@@ -43,6 +46,11 @@ class ClientSocket:
     def has_more(self) -> bool:
         """Whether the next request has begun to arrive already."""
         return self._parser.buffered > 0
+
+    @property
+    def has_hung_up(self) -> bool:
+        """Whether the client has closed its end or we have ours, whatever is left to read."""
+        return has_hung_up(self._sock)
 
     def next_request(self) -> Request:
         """The next request; its views are valid until the next call. Raises RemoteProtocolError, EOFError, OSError."""
@@ -137,6 +145,7 @@ class ClientSocket:
         began = time.monotonic()
         parser = self._parser
         while (n := receive_tick(self._sock, space)) is None:
+            self.on_tick()
             silent_s = time.monotonic() - began
             if not parser.greeted and silent_s > self._hello_s:
                 raise RemoteProtocolError(f"no HELLO within {self._hello_s:g} s")

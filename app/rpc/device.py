@@ -15,6 +15,7 @@ from app.engine.device import Device, DeviceCaps, DeviceMemory, Handle, Payload,
 from app.engine.ggml import MAX_SRC, TRAITS, Op
 from app.engine.opcheck import check_program
 from app.engine.program import Buffer, PlacedTensor, Program
+from app.engine.route import Route
 from app.errors import DeviceError, DeviceLost, OutOfDeviceMemory, TandemError, UnsupportedOp
 from app.rpc.awaited import Awaited
 from app.rpc.link import Link, RpcBuffer
@@ -38,6 +39,7 @@ from app.rpc.messages import (
 )
 from app.rpc.outbox import Answer, settle
 from app.rpc.protocol import encode
+from app.rpc.routes import RouteEnd, open_route
 from app.rpc.sender import Sender
 from app.rpc.transfers import (
     CHUNK_BYTES,
@@ -236,6 +238,18 @@ class RpcDevice(Device):
             for start, n in chunks(size_bytes, CHUNK_BYTES):
                 tensor = region(place.remote_ptr, place.base + offset + start, n)
                 self._sender.tell(MemsetTensor(tensor, 0, n, value))
+
+    def open_route(self, target: Device) -> Route | None:
+        """A Tandem worker pushes to another one that it can reach."""
+        if not isinstance(target, RpcDevice) or not (self.link.pushes and target.link.pushes):
+            return None
+        return open_route(self._route_end(), target._route_end())
+
+    def _route_end(self) -> RouteEnd:
+        def address(buffer: Buffer, offset: int, n_bytes: int) -> int:
+            return self._mine(buffer, offset, n_bytes).address.base + offset
+
+        return RouteEnd(self.name, self.link, self._sender, address)
 
     # -- programs -------------------------------------------------------------------------------------------------
 

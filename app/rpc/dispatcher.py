@@ -72,11 +72,13 @@ class Dispatcher:
         gate: Future[Any] | None = None,
         lane: LaneState | None = None,
         surfaces: bool = False,
+        sent: Future[None] | None = None,
     ) -> Future[Any]:
         """Queue a command that answers. The future's value is the answer's message, or its bytes.
 
-        `tail` is the open end of a graph command. `surfaces`: fail with the lane's error, if there is one, when the
-        command's turn comes. A waiter that cancels its future keeps its place; the answer is thrown away.
+        `tail` is the open end of a command; `sent` resolves when the command has left. `surfaces`: fail with the lane's
+        error, if there is one, when the command's turn comes. A waiter that cancels its future keeps its place; the
+        answer is thrown away.
         """
         spec = self.peer.specs[request.command]
         least, most = answer_range(spec, request)
@@ -85,7 +87,8 @@ class Dispatcher:
         answer = Answer(request.command.name, least, most, future, into, decode)
         tail_bytes = 0 if tail is None else len(tail)
         frame = encode(request, self.peer.version, tail_bytes)
-        entry = Entry(request.command.name, frame, tail, tail_bytes, gate, answer=answer, lane=lane, surfaces=surfaces)
+        name = request.command.name
+        entry = Entry(name, frame, tail, tail_bytes, gate, sent, answer=answer, lane=lane, surfaces=surfaces)
         self.submit(entry)
         return future
 

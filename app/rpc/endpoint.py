@@ -51,6 +51,8 @@ def tcp_dial(endpoint: str, timeouts: Timeouts) -> Dial:
             return socket.create_connection(address, timeouts.connect_s)
         except TimeoutError as error:
             raise DeviceLost(endpoint, f"no connection within {timeouts.connect_s:g} s") from error
+        except ValueError as error:  # not even a question to ask the resolver
+            raise ConfigError(f"endpoint {endpoint!r} names a host that cannot exist") from error
         except OSError as error:
             hint = "; is a worker running there?" if isinstance(error, ConnectionRefusedError) else ""
             raise DeviceLost(endpoint, f"cannot connect: {error.strerror or error}{hint}") from error

@@ -40,6 +40,8 @@ class Link:
         self.peer = dispatcher.peer
         self.lock = threading.RLock()
         self.stored: dict[int, object] = {}
+        #: Whether the worker pushes to others, and takes pushes.
+        self.pushes = False
         self._users = users
         self._next_graph_id = 1
 

@@ -247,6 +247,62 @@ class AuthProve:
 
 
 @dataclass(frozen=True, slots=True)
+class PushAccept:
+    """Ask a receiver for a ticket with which another worker may push to this client's memory, on this route."""
+
+    command: ClassVar[Command] = Command.PUSH_ACCEPT
+    route: int
+
+
+@dataclass(frozen=True, slots=True)
+class PushConnect:
+    """Have a sender connect to a receiver; `endpoint` is UTF-8. The answer is empty, or the reason why it cannot."""
+
+    command: ClassVar[Command] = Command.PUSH_CONNECT
+    route: int
+    ticket: bytes
+    endpoint: memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class PushAttach:
+    """From worker to worker: this connection brings what the ticket was given for."""
+
+    command: ClassVar[Command] = Command.PUSH_ATTACH
+    ticket: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Push:
+    """Have a sender send a region when everything before is done. The answer is 1, or 0 if the route has failed."""
+
+    command: ClassVar[Command] = Command.PUSH
+    route: int
+    sequence: int
+    address: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class PushTake:
+    """Have a receiver wait for a push and put it here. The answer is 1, or 0 if it will not come."""
+
+    command: ClassVar[Command] = Command.PUSH_TAKE
+    route: int
+    sequence: int
+    address: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class PushData:
+    """From worker to worker: the data of one push follows. No answer."""
+
+    command: ClassVar[Command] = Command.PUSH_DATA
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
 class HelloAnswer:
     """Who answers: the protocol version, and a pad byte that only Tandem workers set."""
 
@@ -288,6 +344,13 @@ class Proof:
 
 
 @dataclass(frozen=True, slots=True)
+class Ticket:
+    """Good for one connection from another worker."""
+
+    ticket: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryAnswer:
     """Free and total bytes of a device."""
 
@@ -300,5 +363,6 @@ Request = (
     | SetTensorHash | GetTensor | CopyTensor | GetDeviceMemory | InitTensor | GetAllocSize | DeviceCount
     | GraphRecompute | MemsetTensor | GraphCompute | Describe | GraphStore | GraphRun | GraphDrop | WriteBatch
     | ReadRegion | Ping | AuthChallenge | AuthProve
+    | PushAccept | PushConnect | PushAttach | Push | PushTake | PushData
 )  # fmt: skip
-Answer = HelloAnswer | Allocated | Value | MemoryAnswer | Challenge | Proof
+Answer = HelloAnswer | Allocated | Value | MemoryAnswer | Challenge | Proof | Ticket

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from app.errors import RemoteProtocolError
 from app.rpc import messages as m
+from app.rpc.client_socket import ClientSocket
 from app.rpc.holdings import Spot
 from app.rpc.lower import locate_tensor
 from app.rpc.sending import PIECE_BYTES
@@ -33,7 +34,7 @@ def set_tensor(session: Session, request: m.SetTensor) -> None:
     spot = session.holdings.range(request.tensor, request.offset, size)
     keeper = session.worker.weights.writer(size) if _shall_keep(session, request, size) else None
     try:
-        _receive(session, spot, size, keeper)
+        receive(session, session.socket, spot, size, keeper)
     except BaseException:
         if keeper is not None:
             keeper.abandon()
@@ -47,7 +48,7 @@ def _shall_keep(session: Session, request: m.SetTensor, size: int) -> bool:
     return bool(request.cache) or (session.worker.settings.version == (6, 0) and size > KEPT_ABOVE_BYTES_6_0)
 
 
-def _receive(session: Session, spot: Spot, size: int, keeper: CacheWriter | None) -> None:
+def receive(session: Session, source: ClientSocket, spot: Spot, size: int, keeper: CacheWriter | None = None) -> None:
     """Bulk data into a device: straight from the socket where its memory is ours, else piece by piece.
 
     While the device computes they are received all the same and wait here for their turn.
@@ -56,29 +57,37 @@ def _receive(session: Session, spot: Spot, size: int, keeper: CacheWriter | None
     if size >= OVERLAP_BYTES:
         workload.bulk_bytes += size
         if workload.is_computing(spot.station) and (staged := session.staging.take(size)) is not None:
-            _receive_ahead(session, spot, staged, keeper)
+            _receive_ahead(session, source, spot, staged, keeper)
             return
     view = workload.host_view(spot, size)
     if view is None:
-        _receive_in_pieces(session, spot, size, keeper)
+        _receive_in_pieces(session, source, spot, size, keeper)
         return
     step = size if keeper is None else PIECE_BYTES
     for start in range(0, size, max(step, 1)):
         piece = view[start : start + step]
-        session.socket.receive_payload(piece)
+        source.receive_payload(piece)
         if keeper is not None:
             keeper.add(piece)
 
 
-def _receive_ahead(session: Session, spot: Spot, staged: memoryview, keeper: CacheWriter | None) -> None:
-    session.socket.receive_payload(staged)
+def _receive_ahead(
+    session: Session, source: ClientSocket, spot: Spot, staged: memoryview, keeper: CacheWriter | None
+) -> None:
+    try:
+        source.receive_payload(staged)
+    except BaseException:
+        session.staging.give(staged)
+        raise
     if keeper is not None:
         keeper.add(staged)
     written = session.workload.device(spot.station).write(spot.buffer, spot.offset, staged)
     written.add_done_callback(lambda _: session.staging.give(staged))
 
 
-def _receive_in_pieces(session: Session, spot: Spot, size: int, keeper: CacheWriter | None) -> None:
+def _receive_in_pieces(
+    session: Session, source: ClientSocket, spot: Spot, size: int, keeper: CacheWriter | None
+) -> None:
     """Each piece is handed to the device while the next arrives; memory does not grow with `size`."""
     device = session.workload.device(spot.station)
     moving: list[tuple[Future[None], bytearray]] = []
@@ -90,7 +99,7 @@ def _receive_in_pieces(session: Session, spot: Spot, size: int, keeper: CacheWri
         else:
             piece = bytearray(n)
         view = memoryview(piece)[:n]
-        session.socket.receive_payload(view)
+        source.receive_payload(view)
         if keeper is not None:
             keeper.add(view)
         moving.append((device.write(spot.buffer, spot.offset + start, view), piece))

@@ -62,6 +62,21 @@ class Sender:
             self.flush()
             return self._link.dispatcher.ask(request, tail=tail)
 
+    def ask_in_lane(
+        self,
+        request: Request,
+        *,
+        surfaces: bool,
+        gate: Future[Any] | None = None,
+        sent: Future[None] | None = None,
+    ) -> Future[Any]:
+        """Queue a question that has its place in the lane; with `surfaces` it fails, as a read does, with what went
+        wrong before. What opens or fails its gate opens or fails it.
+        """
+        with self._link.lock:
+            self.flush()
+            return self._link.dispatcher.ask(request, gate=gate, lane=self._lane, surfaces=surfaces, sent=sent)
+
     def fail(self, command: str, error: Exception) -> None:
         """Send nothing; the error surfaces at the next read or event, like that of a command that was sent."""
         failed: Future[Any] = Future()

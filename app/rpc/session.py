@@ -13,13 +13,14 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from app.errors import DeviceError, TandemError
-from app.rpc import computing, facts, memory, receiving, sending, trust
+from app.rpc import computing, facts, memory, pushing, receiving, sending, trust
 from app.rpc import messages as m
 from app.rpc.answers import Answers, Staging
 from app.rpc.client_socket import ClientSocket
 from app.rpc.graphs import Graphs
 from app.rpc.holdings import Holdings
 from app.rpc.protocol import RequestParser, encode_answer
+from app.rpc.pushing import Routes
 from app.rpc.specs import SPECS
 from app.rpc.trust import Trust
 from app.rpc.wire import ANSWER_HEADER, FIRST_EXTENSION, Command
@@ -47,6 +48,7 @@ class Session:
         self.answers = Answers(self.socket, self.check, self._answers_ended)
         self.staging = Staging()
         self.workload = Workload(self.check)
+        self.routes = Routes(worker.inlets)
         self.trust = Trust(settings.token, self.socket, parser)
         self._specs = SPECS[settings.version]
         self._parser = parser
@@ -69,6 +71,7 @@ class Session:
         except Exception:
             log.exception("a bug in this worker ended the session of client %s", self.client)
         finally:
+            self.routes.close()  # answers may wait for a receiver of pushes
             self.answers.close()
             if reason is not None:
                 log.warning("closed client %s: %s", self.client, reason)
@@ -151,4 +154,5 @@ _HANDLERS: Mapping[Command, Callable[[Session, Any], None]] = {
     **sending.HANDLERS,
     **computing.HANDLERS,
     **trust.HANDLERS,
+    **pushing.HANDLERS,
 }

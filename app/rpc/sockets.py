@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import struct
+import time
+from collections.abc import Sequence
 
 TICK_S = 1.0
 
@@ -27,6 +30,31 @@ def receive_tick(sock: socket.socket, space: memoryview) -> int | None:
         return sock.recv_into(space)
     except BlockingIOError:
         return None
+
+
+def send_everything(sock: socket.socket, buffers: Sequence[bytes | memoryview], patience_s: float) -> None:
+    """Send buffers of bytes over a socket with ticks. Raises TimeoutError when nothing is taken for `patience_s`."""
+    left = [memoryview(buffer) for buffer in buffers if len(buffer)]
+    moved_at = time.monotonic()
+    while left:
+        try:
+            n = sock.sendmsg(left)
+        except BlockingIOError:
+            if time.monotonic() - moved_at > patience_s:
+                raise TimeoutError(f"not a byte was taken for {patience_s:g} s") from None
+            continue
+        moved_at = time.monotonic()
+        while left and n >= len(left[0]):
+            n -= len(left.pop(0))
+        if left:
+            left[0] = left[0][n:]
+
+
+def has_hung_up(sock: socket.socket) -> bool:
+    """Whether the other side has closed, or we have, also while bytes are left to read; False where nobody can tell."""
+    poller = select.poll()
+    poller.register(sock, getattr(select, "POLLRDHUP", 0))
+    return bool(poller.poll(0))
 
 
 def receive_exactly(sock: socket.socket, n: int) -> bytes:

@@ -148,6 +148,12 @@ _COMMON: dict[Command, Spec] = {
     Command.PING: _answered(Layout(m.Ping, "Q"), _U64),
     Command.AUTH_CHALLENGE: _answered(Layout(m.AuthChallenge, "32s"), Layout(m.Challenge, "B 32s")),
     Command.AUTH_PROVE: _answered(Layout(m.AuthProve, "32s"), Layout(m.Proof, "32s")),
+    Command.PUSH_ACCEPT: _answered(Layout(m.PushAccept, "I"), Layout(m.Ticket, "32s")),
+    Command.PUSH_CONNECT: Spec(Layout(m.PushConnect, "I 32s *"), _text),
+    Command.PUSH_ATTACH: _answered(Layout(m.PushAttach, "32s"), _U8),
+    Command.PUSH: _answered(Layout(m.Push, "I Q Q Q"), _U8),
+    Command.PUSH_TAKE: _answered(Layout(m.PushTake, "I Q Q Q"), _U8),
+    Command.PUSH_DATA: Spec(Layout(m.PushData, "Q"), streams=True),
 }
 
 Specs = dict[Command, Spec]

@@ -72,6 +72,12 @@ class Command(IntEnum):
     READ_REGION = 134
     PING = 135
     AUTH_PROVE = 136
+    PUSH_ACCEPT = 137
+    PUSH_CONNECT = 138
+    PUSH_ATTACH = 139
+    PUSH = 140
+    PUSH_TAKE = 141
+    PUSH_DATA = 142
 
 
 FIRST_EXTENSION = 128

@@ -14,6 +14,7 @@ from pathlib import Path
 from app.engine.device import Device
 from app.errors import ConfigError, TandemError
 from app.rpc.endpoint import DEFAULT_PORT
+from app.rpc.inlets import Inlets
 from app.rpc.lobby import Lobby
 from app.rpc.protocol import MAX_MESSAGE_BYTES, RequestParser
 from app.rpc.session import Session
@@ -66,6 +67,7 @@ class Worker:
             raise ConfigError("a worker that passes for a stock one cannot ask for a token")
         self.stations = tuple(Station(device, self.settings.mem_bytes) for device in devices)
         self.weights = _weight_store(self.settings)
+        self.inlets = Inlets()
         self._lock = threading.Lock()
         self._sessions: dict[Session, threading.Thread] = {}
         self._addresses = itertools.count(1)

@@ -185,6 +185,9 @@ def _every_command() -> bytes:
         (m.ReadRegion(BASE, 16), b""),
         (m.Ping(1), b""),
         (m.AuthChallenge(bytes(32)), b""),
+        (m.PushAccept(0), b""),
+        (m.PushTake(0, 1, BASE, 16), b""),
+        (m.PushConnect(0, bytes(32), memoryview(b"")), b"127.0.0.1:0"),
     ):
         recorder.say(request, tail)
     tensors = (placed(recorder.buffer, 0), placed(recorder.buffer, 64, op=Op.ADD, src=(0, 0), flags=RUN))

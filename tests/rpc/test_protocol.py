@@ -53,7 +53,14 @@ REQUESTS: list[tuple[Any, bytes]] = [
     (m.Ping(42), b""),
     (m.AuthChallenge(b"n" * 32), b""),
     (m.AuthProve(b"p" * 32), b""),
+    (m.PushAccept(1), b""),
+    (m.PushConnect(1, b"t" * 32, memoryview(b"host:1")), b"host:1"),
+    (m.PushAttach(b"t" * 32), b""),
+    (m.Push(1, 2, 0xDEADBEEF, 64), b""),
+    (m.PushTake(1, 2, 0xDEADBEEF, 64), b""),
+    (m.PushData(2), BULK),
 ]
+STREAMED = (m.SetTensor, m.PushData)
 IDS = [type(request).__name__ for request, _ in REQUESTS]
 
 
@@ -115,7 +122,7 @@ def test_whole(request_: Any, tail: bytes, version: tuple[int, int]) -> None:
     parser = parser_for(request_, version)
     parser.feed(frame(request_, tail, version))
     assert parser.next_request() == seen(request_, version)
-    if isinstance(request_, m.SetTensor):
+    if isinstance(request_, STREAMED):
         assert take(parser) == tail
     assert parser.next_request() is None
     assert not parser.mid_request
@@ -126,7 +133,7 @@ def test_whole(request_: Any, tail: bytes, version: tuple[int, int]) -> None:
 def test_byte_by_byte(request_: Any, tail: bytes, version: tuple[int, int]) -> None:
     parser = parser_for(request_, version)
     data = frame(request_, tail, version)
-    body_ends = len(data) - (len(tail) if isinstance(request_, m.SetTensor) else 0)
+    body_ends = len(data) - (len(tail) if isinstance(request_, STREAMED) else 0)
     for i in range(body_ends - 1):
         parser.feed(data[i : i + 1])
         assert parser.next_request() is None
@@ -147,7 +154,7 @@ def test_with_bytes_behind(request_: Any, tail: bytes, version: tuple[int, int])
     parser = parser_for(request_, version)
     parser.feed(frame(request_, tail, version) + frame(m.Ping(1), b"", version) + b"\x03\x08")
     assert parser.next_request() == seen(request_, version)
-    if isinstance(request_, m.SetTensor):
+    if isinstance(request_, STREAMED):
         assert take(parser) == tail
     assert parser.next_request() == m.Ping(1)
     assert parser.next_request() is None
@@ -346,13 +353,13 @@ def test_any_request_in_any_pieces(what: tuple[Any, bytes], cuts: list[int]) -> 
         data = data[n:]
         if got is None:
             got = parser.next_request()
-            if isinstance(got, m.GraphCompute | m.GraphStore | m.WriteBatch):
+            if isinstance(got, m.GraphCompute | m.GraphStore | m.WriteBatch | m.PushConnect):
                 assert got == request  # its views live until the next feed
         taken += parser.take_payload(1 << 30)
     assert got is not None and got.command == request.command
     if not spec_has_tail(request):
         assert got == request
-    assert bytes(taken) == (tail if isinstance(request, m.SetTensor) else b"")
+    assert bytes(taken) == (tail if isinstance(request, STREAMED) else b"")
 
 
 def spec_has_tail(request: Any) -> bool:

@@ -1,0 +1,124 @@
+"""The client's view of pushes: a route from one Tandem worker to another, and what is asked of both ends of it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from app.engine.program import Buffer
+from app.engine.route import Departure, Route
+from app.errors import DeviceLost
+from app.rpc.link import Link
+from app.rpc.messages import Push, PushAccept, PushConnect, PushTake, Ticket, Value
+from app.rpc.outbox import settle
+from app.rpc.sender import Sender
+from app.rpc.transfers import chunks
+
+log = logging.getLogger(__name__)
+
+#: Every device has a connection of its own, from which one route leads away and to which one leads.
+ROUTE = 0
+
+#: Longer boundaries are pushed in pieces: a worker keeps a push in memory until it has left.
+PIECE_BYTES = 32 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class RouteEnd:
+    """A device as a route sees it. `address` gives a checked range of a buffer as its worker names it."""
+
+    name: str
+    link: Link
+    sender: Sender
+    address: Callable[[Buffer, int, int], int]
+
+
+def open_route(source: RouteEnd, target: RouteEnd) -> RpcRoute | None:
+    """Have two workers connect, and try it; None, with one line in the log, where they cannot. Blocks.
+
+    Raises DeviceLost when one of them is lost meanwhile.
+    """
+    ticket: Ticket = target.link.call(PushAccept(ROUTE))
+    endpoint = memoryview(target.link.endpoint.encode())
+    connected = source.sender.ask(PushConnect(ROUTE, ticket.ticket, endpoint), endpoint)
+    if reason := bytes(connected.result()).decode(errors="replace"):
+        log.warning("boundaries from %s to %s go through this server: %s", source.name, target.name, reason)
+        return None
+    log.info("boundaries go from %s straight to %s", source.name, target.name)
+    return RpcRoute(source, target)
+
+
+class RpcRoute(Route):
+    """An open route. The receiver is told of a push once the sender's command has left, so that it never waits in
+    vain: a command that is never sent because of what failed before it fails the receiver's as well, on this side.
+    """
+
+    def __init__(self, source: RouteEnd, target: RouteEnd) -> None:
+        self._source = source
+        self._target = target
+        self._failed = False
+        self._sequence = 0
+
+    @property
+    def is_open(self) -> bool:
+        ends = (self._source, self._target)
+        return not self._failed and all(end.link.dispatcher.lost is None for end in ends)
+
+    def push(self, source: Buffer, offset: int, size_bytes: int) -> Departure:
+        return RpcDeparture([self._push(source, offset + at, n) for at, n in chunks(size_bytes, PIECE_BYTES)])
+
+    def _push(self, source: Buffer, offset: int, n: int) -> Piece:
+        address = self._source.address(source, offset, n)
+        sent: Future[None] = Future()
+        self._sequence += 1
+        request = Push(ROUTE, self._sequence, address, n)
+        left = self._proved(self._source.sender.ask_in_lane(request, surfaces=True, sent=sent))
+        return Piece(self, self._sequence, n, sent, left)
+
+    def take(self, piece: Piece, target: Buffer, offset: int) -> Future[Any]:
+        address = self._target.address(target, offset, piece.n_bytes)
+        request = PushTake(ROUTE, piece.sequence, address, piece.n_bytes)
+        return self._proved(self._target.sender.ask_in_lane(request, surfaces=False, gate=piece.sent))
+
+    def _proved(self, answer: Future[Value]) -> Future[Any]:
+        """Fails if the answer is that the route has failed."""
+        proved: Future[Any] = Future()
+
+        def answered(answer: Future[Value]) -> None:
+            error = answer.exception()
+            if error is None and not answer.result().value:
+                self._failed = True
+                between = f"{self._source.link.endpoint} -> {self._target.link.endpoint}"
+                error = DeviceLost(between, "the connection from worker to worker has failed", command="PUSH")
+            settle(proved, error=error)
+
+        answer.add_done_callback(answered)
+        return proved
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One push. `sent`: the sender's command is on its way; `left`: the bytes are."""
+
+    route: RpcRoute
+    sequence: int
+    n_bytes: int
+    sent: Future[None]
+    left: Future[Any]
+
+
+class RpcDeparture(Departure):
+    """Pushes in a row. A route that has failed stays so: the last one has gone well only if all have."""
+
+    def __init__(self, pieces: list[Piece]) -> None:
+        self.pieces = pieces
+        self.left = pieces[-1].left
+
+    def arrive(self, target: Buffer, offset: int) -> Future[Any]:
+        for piece in self.pieces:
+            arrived = piece.route.take(piece, target, offset)
+            offset += piece.n_bytes
+        return arrived
