@@ -4,8 +4,9 @@
 device that sleeps for one slot per ubatch, in a process of its own, behind a real worker, a real connection and a link
 with a delay. What is measured is everything else: dispatchers, boundary futures, sockets, sessions.
 
-Prompt: 64 ubatches with boundaries of 4 MiB, against (64 + stages - 1) slots and every link twice (there and back, as
-boundaries go through the control plane). Decode: as many groups as stages, each its next step only when it has answered
+Workers push boundaries to each other, or leave them to the control plane (`relayed`), or are as stock ones. Prompt: 64
+ubatches with boundaries of 4 MiB, against (64 + stages - 1) slots and every link once, or twice (there and back) where
+boundaries go through the control plane. Decode: as many groups as stages, each its next step only when it has answered
 the one before, boundaries of 32 KiB, against one round of all stages and links per step. Slots are those that the
 stand-ins measured in the same run, so that a busy machine's late wake-ups count as computing. Writes
 `bench/results/split_sim.{json,svg}`.
@@ -26,6 +27,7 @@ from pathlib import Path
 from threading import Semaphore
 
 from app.engine.device import Device, Handle
+from app.engine.handover import RELAYED, HandOver, Parcel, Region, choose, when_all
 from app.engine.pacing import least_in_flight
 from app.engine.program import Buffer, Program
 from app.rpc.connect import connect
@@ -73,20 +75,44 @@ def stand_in(pipe: Connection, slot_s: float, extensions: bool, delay_s: float) 
 
 
 @dataclass(frozen=True, slots=True)
+class Kind:
+    """What workers are like, and what a ubatch's way over them costs besides their slots."""
+
+    name: str
+    extensions: bool
+    pushes: bool
+
+    def n_links(self, n_stages: int) -> int:
+        """Links that a ubatch crosses from the control plane over all stages and back."""
+        return n_stages + 1 if self.pushes else 2 * n_stages
+
+
+KINDS = {
+    "pushed": Kind("tandem, pushed", extensions=True, pushes=True),
+    "relayed": Kind("tandem, relayed", extensions=True, pushes=False),
+    "stock": Kind("stock protocol", extensions=False, pushes=False),
+}
+
+
+@dataclass(slots=True)
 class SimStage:
-    """One stage: a device, its memory, and the program that takes a slot."""
+    """One stage: a device, its memory, the program that takes a slot, and the way to the next stage."""
 
     device: Device
     buffer: Buffer
     handle: Handle
     pipe: Connection
+    way: HandOver = RELAYED
 
-    def submit(self, x: Future[memoryview] | memoryview, n_bytes: int) -> Future[memoryview]:
-        """What a stage of a model does: small inputs, the boundary, the run, the read of the next boundary."""
+    def submit(self, x: Parcel | memoryview, n_bytes: int) -> Parcel:
+        """What a stage of a model does: small inputs, the boundary, the run, the departure of the next boundary."""
         self.device.write(self.buffer, 2 * PROMPT_BYTES, bytes(256))
-        self.device.write(self.buffer, 0, x, size_bytes=n_bytes)
+        if isinstance(x, Parcel):
+            x.deliver(Region(self.device, self.buffer, 0, n_bytes))
+        else:
+            self.device.write(self.buffer, 0, x, size_bytes=n_bytes)
         self.device.run(self.handle)
-        return self.device.read(self.buffer, PROMPT_BYTES, n_bytes)
+        return self.way.send(Region(self.device, self.buffer, PROMPT_BYTES, n_bytes))
 
     def mean_slot_s(self) -> float:
         self.pipe.send(True)
@@ -94,13 +120,13 @@ class SimStage:
 
 
 @contextmanager
-def stages(n: int, slot_s: float, link_s: float, extensions: bool) -> Iterator[list[SimStage]]:
+def stages(n: int, slot_s: float, link_s: float, kind: Kind) -> Iterator[list[SimStage]]:
     context = multiprocessing.get_context("spawn")
     with ExitStack() as stack:
         made, pipes = [], []
         for _ in range(n):
             near, far = context.Pipe()
-            child = context.Process(target=stand_in, args=(far, slot_s, extensions, link_s), daemon=True)
+            child = context.Process(target=stand_in, args=(far, slot_s, kind.extensions, link_s), daemon=True)
             child.start()
             stack.callback(child.join)
             stack.callback(child.terminate)
@@ -110,18 +136,23 @@ def stages(n: int, slot_s: float, link_s: float, extensions: bool) -> Iterator[l
             stack.callback(device.close)
             buffer = device.alloc(2 * PROMPT_BYTES + 4096)
             made.append(SimStage(device, buffer, device.prepare(Program("slot", (), ())), pipe))
-        for stage in made:  # connections, buffers and schedulers are warm when the clock starts
-            stage.submit(memoryview(bytes(PROMPT_BYTES)), PROMPT_BYTES).result()
+        if kind.pushes:
+            for stage, following in zip(made, made[1:], strict=False):
+                stage.way = choose(stage.device, following.device)
+                if stage.way is RELAYED:
+                    raise SystemExit(f"{stage.device.name} cannot push to {following.device.name}")
+        chain(made, memoryview(bytes(PROMPT_BYTES))).result()  # everything is warm when the clock starts
+        for stage in made:
             stage.mean_slot_s()
         yield made
 
 
 def chain(made: Sequence[SimStage], x: memoryview) -> Future[memoryview]:
     """Queue one ubatch on all stages at once."""
-    future = made[0].submit(x, len(x))
+    parcels = [made[0].submit(x, len(x))]
     for stage in made[1:]:
-        future = stage.submit(future, len(x))
-    return future
+        parcels.append(stage.submit(parcels[-1], len(x)))
+    return when_all(parcels[-1].left, [proof for parcel in parcels for proof in parcel.proofs])
 
 
 def prompt(made: Sequence[SimStage], n_in_flight: int) -> float:
@@ -151,8 +182,8 @@ def decode(made: Sequence[SimStage], n_groups: int) -> float:
     return time.monotonic() - began
 
 
-def measure(n_stages: int, slot_s: float, link_s: float, extensions: bool) -> list[Figure]:
-    worker = "tandem" if extensions else "stock protocol"
+def measure(n_stages: int, slot_s: float, link_s: float, kind: Kind) -> list[Figure]:
+    worker, links_s = kind.name, kind.n_links(n_stages) * link_s
     figures = []
 
     def note(what: str, took_s: float, mean_slot_s: float, bound_s: float) -> None:
@@ -166,15 +197,15 @@ def measure(n_stages: int, slot_s: float, link_s: float, extensions: bool) -> li
             flush=True,
         )
 
-    round_s = n_stages * (slot_s + 2 * link_s)
-    with stages(n_stages, slot_s, link_s, extensions) as made:
+    round_s = n_stages * slot_s + links_s
+    with stages(n_stages, slot_s, link_s, kind) as made:
         n_in_flight = max(1 + -int(-round_s // slot_s), least_in_flight(n_stages))  # as the engine does
         took_s = prompt(made, n_in_flight)
         slot = max(stage.mean_slot_s() for stage in made)
-        note("prompt", took_s, slot, (PROMPT_UBATCHES + n_stages - 1) * slot + 2 * n_stages * link_s)
+        note("prompt", took_s, slot, (PROMPT_UBATCHES + n_stages - 1) * slot + links_s)
         took_s = decode(made, n_stages)
         slot = max(stage.mean_slot_s() for stage in made)
-        round_s = n_stages * (slot + 2 * link_s)
+        round_s = n_stages * slot + links_s
         note("decode", took_s, slot, DECODE_STEPS * round_s + (n_stages - 1) * slot)
     return figures
 
@@ -188,17 +219,25 @@ def main() -> None:
     parser.add_argument("--slot-ms", type=float, default=200.0)
     parser.add_argument("--stages", type=numbers, default=[2, 3, 4, 8])
     parser.add_argument("--links-ms", type=numbers, default=[0, 1, 10])
-    parser.add_argument("--worker", choices=("tandem", "stock", "both"), default="both")
+    parser.add_argument("--worker", choices=(*KINDS, "all"), default="all")
     parser.add_argument("--no-files", action="store_true", help="print only")
     given = parser.parse_args()
-    kinds = {"tandem": [True], "stock": [False], "both": [True, False]}[given.worker]
+    kinds = list(KINDS.values()) if given.worker == "all" else [KINDS[given.worker]]
     figures: list[Figure] = []
-    for extensions in kinds:
+    for kind in kinds:
         for n_stages in given.stages:
             for link_ms in given.links_ms:
-                figures += measure(int(n_stages), given.slot_ms / 1e3, link_ms / 1e3, extensions)
+                figures += measure(int(n_stages), given.slot_ms / 1e3, link_ms / 1e3, kind)
         if not given.no_files:
-            save(figures)
+            save([*others(figures), *figures])
+
+
+def others(figures: Sequence[Figure]) -> list[Figure]:
+    """What earlier runs have found for kinds of workers that these are not of."""
+    file = RESULTS / "split_sim.json"
+    kinds = {figure.worker for figure in figures}
+    found = [Figure(**figure) for figure in json.loads(file.read_text())] if file.is_file() else []
+    return [figure for figure in found if figure.worker not in kinds]
 
 
 def save(figures: Sequence[Figure]) -> None:
@@ -207,7 +246,7 @@ def save(figures: Sequence[Figure]) -> None:
     labels = sorted({(f.n_stages, f.link_ms) for f in figures})
     ratios = {(f.what, f.worker, f.n_stages, f.link_ms): f.ratio for f in figures}
     series = [
-        Series(f"{what}, {worker}", [ratios[what, worker, *at] for at in labels])
+        Series(f"{what}, {worker}", [ratios.get((what, worker, *at), 0.0) for at in labels])
         for worker in sorted({f.worker for f in figures})
         for what in ("prompt", "decode")
     ]

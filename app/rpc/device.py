@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from app.engine.device import Device, DeviceCaps, DeviceMemory, Handle, Payload, WeightHint
 from app.engine.ggml import MAX_SRC, TRAITS, Op
@@ -116,7 +116,6 @@ class RpcDevice(Device):
         self._buffers: set[RpcBuffer] = set()
         self._frames = _Frames(encode(GetAlignment(index), self._version), encode(GraphRecompute(index), self._version))
         self._closed = False
-        self._latest: Future[Any] | None = None  # the last read or event: while it waits, so does every answer
 
     # -- memory ---------------------------------------------------------------------------------------------------
 
@@ -206,10 +205,9 @@ class RpcDevice(Device):
         if size_bytes == 0:  # a stock worker refuses an empty range at the end of a buffer; order is all that matters
             return self._event(memoryview(b"") if into is None else into)
         if size_bytes <= CHUNK_BYTES:
-            self._latest = whole = self._sender.read(mine, offset, size_bytes, into)
-            return whole
+            return self._sender.read(mine, offset, size_bytes, into)
         target = memoryview(bytearray(size_bytes)) if into is None else into
-        self._latest = whole = Future()
+        whole: Future[memoryview] = Future()
         with self.link.lock:
             parts = [
                 self._sender.read(mine, offset + start, n, target[start : start + n])
@@ -270,8 +268,9 @@ class RpcDevice(Device):
         request = GraphStore(self.index, graph_id, memoryview(graph))
         frame = encode(GraphRun(self.index, graph_id), self._version)
         handle = RpcHandle(self, program.name, frame, graph_id, buffers)
+        is_computing = self.link.dispatcher.is_awaited
         answer: Future[memoryview] = self._sender.ask(request, request.graph)
-        if self._latest is None or self._latest.done():
+        if not is_computing:
             if reason := bytes(answer.result()).decode(errors="replace"):
                 raise UnsupportedOp(self.name, program.name, reason)
         else:  # the answer comes behind those of all that is being computed, which must not hold anybody up
@@ -329,7 +328,6 @@ class RpcDevice(Device):
         future: Awaited[T] = self.link.dispatcher.awaited()
         answer = Answer("GET_ALIGNMENT", 8, 8, future, decode=lambda body: value)
         self._sender.submit("GET_ALIGNMENT", self._frames.record, answer)
-        self._latest = future
         return future
 
     def _check(self) -> None:

@@ -63,6 +63,12 @@ class Dispatcher:
         """Why the connection is gone, or None."""
         return self._lost
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether answers or commands are on their way: a question asked now is answered behind them."""
+        with self.lock:
+            return bool(self.pending) or len(self._outbox) > 0
+
     def ask(
         self,
         request: Request,
