@@ -20,6 +20,7 @@ from app.engine.engine import Engine
 from app.engine.gguf.reader import GGUFFile
 from app.engine.loader import plan_stages
 from app.engine.models import registry
+from app.engine.placement import Tune
 from app.engine.sizing import SizeWishes, choose_sizes
 from app.engine.trace import Trace
 from app.rpc.connect import connect
@@ -111,7 +112,13 @@ LOCAL, TANDEM, STOCK, GGML = "local", "tandem", "stock", "ggml"
 
 @contextmanager
 def setup(
-    model: str, kinds: Sequence[str], *, link_s: float = 0.0, trace: Trace | None = None, first_core: int = 0
+    model: str,
+    kinds: Sequence[str],
+    *,
+    link_s: float = 0.0,
+    trace: Trace | None = None,
+    first_core: int = 0,
+    tune: Tune = Tune.AUTO,
 ) -> Iterator[Setup]:
     """An engine whose layers stand on places of these kinds, a core for each, split as `tandem serve` would."""
     with ExitStack() as stack:
@@ -122,7 +129,7 @@ def setup(
             else:
                 devices += connect(f"127.0.0.1:{_worker_port(stack, kind, core, link_s)}", first_index=number)
             stack.callback(devices[-1].close)
-        split = measured_split(model, devices)
+        split = measured_split(model, devices, tune)
         engine = open_engine(
             Path(model), devices, ctx_size=CTX_SIZE, n_slots=N_SLOTS, n_ubatch=UBATCH_TOKENS, max_queue=64,
             max_in_flight=len(devices) + 1, tensor_split=split, trace=trace,
@@ -152,7 +159,7 @@ def _cores(n: int, first: int = 0) -> list[int]:
     return [cores[(first + number) % len(cores)] for number in range(n)]
 
 
-def measured_split(model: str, devices: Sequence[Device]) -> list[float]:
+def measured_split(model: str, devices: Sequence[Device], tune: Tune) -> list[float]:
     """Layers for each device, as a start that measures them gives them out."""
     gguf = GGUFFile.open(Path(model))
     loaded = registry.load(gguf)
@@ -162,8 +169,6 @@ def measured_split(model: str, devices: Sequence[Device]) -> list[float]:
     )  # fmt: skip
     limits = choose_sizes(loaded, devices, wishes).limits
     speeds = probe.measure(loaded, devices, limits) if len(devices) > 1 else None
-    counts = {
-        id(s.device): s.shape.last_layer - s.shape.first_layer
-        for s in plan_stages(loaded, devices, limits, speeds=speeds)
-    }
+    stages = plan_stages(loaded, devices, limits, speeds=speeds, tune=tune)
+    counts = {id(stage.device): stage.shape.last_layer - stage.shape.first_layer for stage in stages}
     return [float(counts.get(id(device), 0)) for device in devices]
