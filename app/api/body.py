@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import anyio
+import anyio.to_thread
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from pydantic_core import from_json
@@ -15,6 +16,10 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from app.api.long_json import parse_long
+
+#: Longer bodies are read beside the event loop: at once, they would hold it for more than a few milliseconds.
+AT_ONCE_BYTES = 1 << 20
 #: How much of a refused body is read and dropped, and for how long, so that its sender gets to reading the answer.
 DROP_BYTES, DROP_S = 256 << 20, 10.0
 
@@ -49,7 +54,10 @@ class JsonRequest(Request):
         return self._body
 
     async def json(self) -> Any:
-        return parse_json(await self.body())
+        body = await self.body()
+        if len(body) <= AT_ONCE_BYTES:
+            return parse_json(body)
+        return await anyio.to_thread.run_sync(parse_long, body, limiter=self.app.state.api.threads)
 
 
 class TooLarge(HTTPException):
