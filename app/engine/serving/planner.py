@@ -106,9 +106,9 @@ class Planner:
         shares = share_rows([_n_to_do(s) for s in candidates], n_rows)
         for sequence, share in zip(candidates, shares, strict=True):
             n_rows -= self._raise(plan, sequence, min(share, n_rows))
-        for sequence in candidates:  # what snapshots' cuts, a better match or full memory left over
-            if sequence in plan.rows:
-                n_rows -= self._raise(plan, sequence, plan.rows[sequence] + n_rows)
+        for sequence in candidates:  # what snapshots' cuts, a better match or those without memory left over
+            if sequence.phase is Phase.RUNNING:
+                n_rows -= self._raise(plan, sequence, plan.rows.get(sequence, 0) + n_rows)
 
     def _add_equal_prompts(self, plan: Plan, n_rows: int) -> None:
         """A leader's chunk, and as long chunks of others. Leading takes turns: the shortest, the oldest, ..."""

@@ -376,6 +376,19 @@ def test_a_request_that_does_not_fit_beside_others_waits_instead_of_thrashing() 
     assert d.n_rows == sum(lengths) + 4 * 9
 
 
+def test_a_prompt_in_work_gets_the_rows_that_the_oldest_and_the_shortest_have_no_memory_to_use() -> None:
+    d = driver(n_slots=12, n_blocks=40, n_ctx=2500)
+    d.add(text(32), max_tokens=3)
+    d.step()
+    d.add(text(2440, seed=5), max_tokens=4)  # has to wait for all the others
+    d.add(text(1480, seed=6), max_tokens=4)
+    d.step()
+    d.add(text(981, seed=7), max_tokens=4)  # the shortest now, and one block too long
+    assert d.scheduler.n_running == 2
+    d.drain()
+    assert d.scheduler.counters()["preemptions_total"] == 0
+
+
 @pytest.mark.parametrize("n_prompt", range(180, 184))
 def test_a_younger_one_already_in_the_ubatch_makes_room_for_an_older_one(n_prompt: int) -> None:
     d = driver(n_slots=2, n_blocks=5, n_ctx=300)
