@@ -31,8 +31,8 @@ INSTRUCTION = (
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """What is needed to find calls in answers. `most`: more calls than that are left out. `constraint`: how the answer
-    is made to be calls, where it must be."""
+    """What is needed to find calls in answers. `most`: more calls than that are left out; 0: no tool may be called, and
+    a model that calls all the same is not heard. `constraint`: how the answer is made to be calls, where it must be."""
 
     family: CallFormat
     tools: Mapping[str, Mapping[str, Any]]
@@ -117,8 +117,8 @@ def with_tools(turns: list[Turn], tools: list[dict[str, Any]], service: Inferenc
 
 
 def tool_use(body: ChatRequest, api: Api, form: Constraint | None) -> ToolUse | None:
-    """None when no tool may be called. `form` is what an answer that calls nothing must be. Raises InvalidParameter."""
-    tools = offered(body)
+    """None when there are no tools. `form` is what an answer that calls nothing must be. Raises InvalidParameter."""
+    tools = offered(body) or body.tools
     if not tools:
         return None
     schemas = {
@@ -127,6 +127,9 @@ def tool_use(body: ChatRequest, api: Api, form: Constraint | None) -> ToolUse | 
     template = api.service.template.for_tools
     family = call_format_of(template.source) if template.capabilities.tools else GENERIC
     api.service.tokenizer.show_always(family.markers)
+    if body.tool_choice == "none":
+        # A form leaves no room for calls, and what only looks like one is meant.
+        return None if form is not None or family is GENERIC else ToolUse(family, schemas, 0, None)
     most = 1 if body.parallel_tool_calls is False else None
     if body.tool_choice in (None, "auto"):
         constraint = None if form is None else _may_call(form, family, template.source, schemas, api, most)

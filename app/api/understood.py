@@ -71,7 +71,7 @@ def held_to_form(params: Wanted, body: ChatRequest, prompt: ChatPrompt, api: Api
     """Compile the form the answer must have. Raises InvalidParameter for what is wrong with it or with the tools."""
     constraint = params.constraint
     use = tool_use(body, api, constraint)
-    if use is not None:
+    if use is not None and use.most != 0:
         constraint = use.constraint
     elif constraint is not None and api.answers_in_messages:
         constraint = in_messages(constraint, prompt, api)

@@ -134,6 +134,26 @@ async def test_tools_of_no_use() -> None:
     assert "Adds." in shown and "Adds." not in without
 
 
+async def test_calls_of_tools_that_may_not_be_called_are_not_heard() -> None:
+    body = {"messages": HI, "tools": TOOLS, "tool_choice": "none"}
+    async with client_for(FakeEngine(template=HERMES, reply=lambda request: TWO)) as client:
+        choice = (await client.post(CHAT, json=body)).json()["choices"][0]
+        events = await stream(client, CHAT, body)
+    assert choice["message"]["content"] == joined(events) == "Let me see."
+    assert "tool_calls" not in choice["message"] and not calls_in(events)
+    assert choice["finish_reason"] == finish(events) == "stop"
+
+
+async def test_an_answer_that_looks_like_a_call_is_an_answer_where_none_may_be() -> None:
+    looks = '{"name": "add", "arguments": {}}'
+    body = {"messages": HI, "tools": TOOLS, "tool_choice": "none"}
+    form = {"response_format": {"type": "json_object"}}
+    for template, more in ((CHATML, {}), (HERMES, form), (TEMPLATES["llama3"], form)):
+        async with client_for(FakeEngine(template=template, reply=lambda request: looks)) as client:
+            choice = (await client.post(CHAT, json={**body, **more})).json()["choices"][0]
+        assert choice["message"]["content"] == looks and "tool_calls" not in choice["message"]
+
+
 async def test_thoughts_before_calls() -> None:
     reply = "<think>\nhm\n</think>\n\n" + TWO
     async with client_for(FakeEngine(template=HERMES + "{# <think> #}", reply=lambda request: reply)) as client:

@@ -44,7 +44,7 @@ class CallParser:
 
     What comes out are pieces of text, beginnings of calls and their arguments, in order. A call begins when its tool is
     one that was offered and its arguments begin; from then on it is a call, whatever follows. `most` bounds the calls;
-    those above it are swallowed.
+    those above it are swallowed, and so is the text behind them.
     """
 
     def __init__(self, family: CallFormat, tools: Tools, *, most: int | None = None) -> None:
@@ -210,7 +210,7 @@ class CallParser:
 
     def _say(self, out: list[Told], text: str) -> None:
         """Let text out, but for white space at its end. Once enough was called, nothing is left to say."""
-        if self._left is not None and self.n_calls >= self._left:
+        if self._left and self.n_calls >= self._left:
             return
         body = text.rstrip()
         if body:
