@@ -24,6 +24,8 @@ class LocalOptions:
     threads: int | None = None
     memory_limit_bytes: int | None = None
     cpu_variant: str | None = None
+    cpus: tuple[int, ...] = ()  # those the native device may run on; none named: all
+    pin: bool = False
 
 
 def _cpu(options: LocalOptions) -> Device:
@@ -33,10 +35,19 @@ def _cpu(options: LocalOptions) -> Device:
     except ImportError as error:  # a wheel of Python alone
         log.warning("the native CPU kernels are not there (%s); running on numpy, which is many times slower", error)
         return _numpy(options, "CPU")
-    return CpuDevice("CPU", options.threads, options.memory_limit_bytes, variant=options.cpu_variant)
+    return CpuDevice(
+        "CPU",
+        options.threads,
+        options.memory_limit_bytes,
+        pin=options.pin,
+        variant=options.cpu_variant,
+        cpus=options.cpus,
+    )
 
 
 def _numpy(options: LocalOptions, name: str = "NUMPY") -> Device:
+    if options.cpus or options.pin:
+        raise ConfigError("the numpy device binds no threads; leave out --cpu-range, --cpu-mask and --cpu-strict")
     n_threads = options.threads or os.cpu_count() or 1
     return NumpyDevice(name, n_threads=n_threads, memory_limit_bytes=options.memory_limit_bytes)
 

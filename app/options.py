@@ -230,6 +230,33 @@ def _check_range(number: float, low: float, high: float | None) -> None:
         raise ValueError(f"{number} is out of range; it must be {allowed}")
 
 
+_MAX_CPUS = 4096
+
+
+def cpu_range(value: str) -> tuple[int, ...]:
+    """`LO-HI`, both included; either may be missing: from the first, or one CPU alone (`3`). Raises ValueError."""
+    low, dash, high = value.partition("-")
+    try:
+        first = int(low) if low or not dash else 0
+        last = int(high) if dash else first
+    except ValueError:
+        raise ValueError(f"{value!r} is no range of CPUs; write 0-3") from None
+    if not 0 <= first <= last < _MAX_CPUS:
+        raise ValueError(f"{value!r} is no range of CPUs: it must rise, from 0 to at most {_MAX_CPUS - 1}")
+    return tuple(range(first, last + 1))
+
+
+def cpu_mask(value: str) -> tuple[int, ...]:
+    """Hexadecimal digits, with or without 0x; bit n is CPU n. Raises ValueError."""
+    try:
+        mask = int(value, 16)
+    except ValueError:
+        raise ValueError(f"{value!r} is no mask of CPUs; write it in hexadecimal, such as 0xf") from None
+    if not 0 < mask < 1 << _MAX_CPUS:
+        raise ValueError(f"{value!r} names no CPU from 0 to {_MAX_CPUS - 1}")
+    return tuple(cpu for cpu in range(mask.bit_length()) if mask >> cpu & 1)
+
+
 def choice(*allowed: str, refused: Mapping[str, str] | None = None) -> Convert:
     """One of a few words. `refused` are words others know, with the reason they do not work here."""
 

@@ -10,7 +10,10 @@ from typing import Any
 
 from app.errors import ConfigError
 from app.options import (
+    boolean,
     choice,
+    cpu_mask,
+    cpu_range,
     endpoints,
     existing_directory,
     existing_file,
@@ -93,6 +96,18 @@ class CommonSettings:
     cpu_variant: str | None = option(
         None, "--cpu-variant", metavar="NAME", panel=DEVICES,
         help="Kernels of the CPU device, such as avx2; default: the fastest. Changes speed, not bits.",
+    )  # fmt: skip
+    cpu_range: tuple[int, ...] = option(
+        (), "-Cr", "--cpu-range", convert=cpu_range, metavar="LO-HI", panel=DEVICES,
+        help="CPUs that the CPU device's threads may run on; default: all this process may use.",
+    )  # fmt: skip
+    cpu_mask: tuple[int, ...] = option(
+        (), "-C", "--cpu-mask", convert=cpu_mask, metavar="HEX", panel=DEVICES,
+        help="The same as a mask; with --cpu-range: the CPUs of both.",
+    )  # fmt: skip
+    cpu_strict: bool = option(
+        False, "--cpu-strict", convert=boolean, metavar="0|1", panel=DEVICES,
+        help="1: each thread of the CPU device stays on a CPU of its own.",
     )  # fmt: skip
     config: Path | None = option(
         None, "--config", convert=existing_file, metavar="FILE", help="Settings in TOML, one table per command.",

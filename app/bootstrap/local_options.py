@@ -7,4 +7,9 @@ from app.settings import CommonSettings
 
 
 def local_options(settings: CommonSettings) -> LocalOptions:
-    return LocalOptions(threads=settings.threads, cpu_variant=settings.cpu_variant)
+    return LocalOptions(
+        threads=settings.threads,
+        cpu_variant=settings.cpu_variant,
+        cpus=tuple(sorted({*settings.cpu_range, *settings.cpu_mask})),
+        pin=settings.cpu_strict,
+    )

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import struct
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from app.engine.device import DeviceCaps
 from app.engine.devices.host import ALIGNMENT_BYTES, MAX_BUFFER_BYTES, HostBuffer, HostDevice, HostHandle, Memory
@@ -59,6 +61,25 @@ def physical_cores() -> int:
     return max(1, len(cores))
 
 
+@contextmanager
+def _on_cpus(cpus: Sequence[int]) -> Iterator[None]:
+    """Threads started inside inherit these CPUs; this thread gets its own back. Raises ConfigError."""
+    if not cpus:
+        yield
+        return
+    if not hasattr(os, "sched_setaffinity"):
+        raise ConfigError("this system binds no threads to CPUs; leave out --cpu-range and --cpu-mask")
+    mine = os.sched_getaffinity(0)
+    if missing := sorted(set(cpus) - mine):
+        usable = ", ".join(map(str, sorted(mine)))
+        raise ConfigError(f"CPU {missing[0]} is not among those this process may use: {usable}")
+    os.sched_setaffinity(0, cpus)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, mine)
+
+
 class CpuHandle(HostHandle):
     """A program of the native engine."""
 
@@ -79,9 +100,10 @@ class CpuHandle(HostHandle):
 
 
 class CpuDevice(HostDevice):
-    """See `HostDevice`. `n_threads` None: one per core. `pin`: bind each thread but the lane's to a CPU of its own.
+    """See `HostDevice`. `n_threads` None: one per core of `cpus`, the CPUs its threads may run on (none named: all).
 
-    `variant` names the instruction set to use instead of the best; it changes speed, not bits.
+    `pin`: each thread stays on a CPU of its own, the lane's on the first. `variant` names the instruction set to use
+    instead of the best; it changes speed, not bits.
     """
 
     def __init__(
@@ -91,10 +113,12 @@ class CpuDevice(HostDevice):
         memory_limit_bytes: int | None = None,
         pin: bool = False,
         variant: str | None = None,
+        cpus: Sequence[int] = (),
     ) -> None:
         variant = chosen_variant(variant)
-        threads = physical_cores() if n_threads is None else n_threads
-        self._engine = _cpu.Engine(variant, threads, pin)  # refuses a bad number before a lane starts
+        with _on_cpus(cpus):
+            threads = physical_cores() if n_threads is None else n_threads
+            self._engine = _cpu.Engine(variant, threads, pin)  # refuses a bad number before a lane starts
         caps = DeviceCaps(
             kind="cpu",
             kernel_variant=KERNEL_VARIANT,
@@ -103,6 +127,9 @@ class CpuDevice(HostDevice):
             description=f"{variant} kernels, {threads} thread{'s' if threads > 1 else ''}",
         )
         super().__init__(name, caps, memory_limit_bytes)
+        if (cpus or pin) and hasattr(os, "sched_setaffinity"):
+            lanes = sorted(cpus or os.sched_getaffinity(0))
+            self._lane.submit(lambda: os.sched_setaffinity(0, lanes[:1] if pin else lanes))
 
     def _bind(self, program: Program) -> CpuHandle:
         for tensor in program.tensors:
