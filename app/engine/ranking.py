@@ -73,11 +73,11 @@ class Ranking:
         said = {"query": self._guard.protect(query), "document": self._guard.protect(document)}
         if self._template is not None:
             text = _PLACES.sub(lambda place: said[place[1]], self._template)
-            return tuple(tokenizer.encode(text, add_special=tokenizer.add_bos, parse_special=True))
-        ids: list[int] = [] if tokenizer.bos is None else [tokenizer.bos]
+            return tuple(tokenizer.encode(text, add_special=False, parse_special=True))
+        ids: list[int] = [tokenizer.bos] if tokenizer.add_bos and tokenizer.bos is not None else []
         for text in said.values():
             ids += tokenizer.encode(text, add_special=False, parse_special=True)
-            ids += [] if tokenizer.eos is None else [tokenizer.eos]
+            ids += [tokenizer.eos] if tokenizer.add_eos and tokenizer.eos is not None else []
         return tuple(ids)
 
     def score(self, hidden: NDArray[np.float32]) -> float:

@@ -43,6 +43,8 @@ def ranker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     n_labels = 1 if request.param == "one label" else 2
     if n_labels == 2:
         extra["tokenizer.chat_template.rerank"] = TEMPLATE
+    else:
+        extra |= {"tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.add_eos_token": True}
     path, head = write_ranker(tmp_path_factory.mktemp("rank") / "ranker.gguf", n_labels, **extra)
     device = NumpyDevice("CPU")
     engine = open_engine(path, [device], ctx_size=1024, n_slots=2)
