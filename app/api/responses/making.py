@@ -91,7 +91,7 @@ class Making:
 
         def on_end() -> None:
             running.close()
-            self._abandon()
+            self.abandon()
 
         return EventStream(produce, on_end=on_end, keepalive_s=api.options.keepalive_s, tell_error=tell_error)
 
@@ -122,12 +122,10 @@ class Making:
         self._keep(response)
         return response
 
-    def _abandon(self) -> None:
+    def abandon(self) -> None:
         """Nobody waits for it any more."""
         if self._stored is not None and self._stored.answer["status"] == "in_progress":
             self._keep(self._frame.response("cancelled", self._output.told()))
-
-    abandon = _abandon
 
     def _keep(self, response: dict[str, Any]) -> None:
         if self._stored is not None:

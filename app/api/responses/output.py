@@ -28,7 +28,6 @@ class Output:
         self._n_top = n_top
         self._thought: type[SummaryItem | ThoughtItem] = SummaryItem if summarised else ThoughtItem
         self._open: Item | None = None
-        self._calls = 0
 
     def push(self, pieces: Sequence[Piece], tokens: Sequence[TokenInfo] = ()) -> list[Event]:
         """Take what is sure by now, and the tokens it came from."""

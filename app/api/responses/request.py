@@ -77,8 +77,8 @@ def chat_request(body: InputFields, conversation: Conversation) -> tuple[ChatReq
     """The chat that this asks for. Raises InvalidParameter."""
     found = toolset(body.tools or ())
     choice, tools = chosen(body.tool_choice, found)
-    n_earlier = len(conversation.items()) - len(conversation.given)
-    messages = messages_of(conversation.items(), body.instructions, n_earlier)
+    items = conversation.items()
+    messages = messages_of(items, body.instructions, len(items) - len(conversation.given))
     fields: dict[str, Any] = {
         "model": body.model,
         "messages": messages or [Message.model_construct(role="user", content="")],
