@@ -153,11 +153,12 @@ class UnsupportedOp(DeviceError):
 
 
 class DeviceLost(DeviceError):
-    """The device is gone, with everything it held."""
+    """The device is gone, with everything it held; or it was never there, if it was not `reached`."""
 
-    def __init__(self, endpoint: str, cause: str, *, command: str | None = None) -> None:
+    def __init__(self, endpoint: str, cause: str, *, command: str | None = None, reached: bool = True) -> None:
         during = f" during {command}" if command else ""
-        super().__init__(f"device {endpoint} was lost{during}: {cause}")
+        what = "was lost" if reached else "could not be reached"
+        super().__init__(f"device {endpoint} {what}{during}: {cause}")
         self.endpoint = endpoint
         self.command = command
         self.cause = cause

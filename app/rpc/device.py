@@ -6,6 +6,7 @@ must be known at start is waited for: `alloc`, `prepare`, `memory` and `alloc_by
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -48,6 +49,8 @@ from app.rpc.transfers import (
     chunks,
 )
 from app.rpc.wire import RpcTensor, region
+
+log = logging.getLogger(__name__)
 
 #: Ops whose results may need scratch behind them, by backend; see also quantized rows that are padded.
 _SCRATCH_OPS = frozenset({Op.FLASH_ATTN_EXT, Op.MUL_MAT, Op.MUL_MAT_ID, Op.CUMSUM, Op.ARGSORT, Op.TOP_K})
@@ -134,11 +137,19 @@ class RpcDevice(Device):
         if not answer.remote_ptr or answer.size_bytes < size_bytes:
             if answer.remote_ptr:
                 self._sender.tell(FreeBuffer(answer.remote_ptr))
-            raise OutOfDeviceMemory(self.name, size_bytes, self.memory().free_bytes)
+            raise self._refused(size_bytes)
         base: Value = self.link.call(BufferGetBase(answer.remote_ptr))
         buffer = RpcBuffer(self.name, size_bytes, self.link, Address(answer.remote_ptr, base.value))
         self._buffers.add(buffer)
         return buffer
+
+    def _refused(self, size_bytes: int) -> OutOfDeviceMemory:
+        """The refusal is what matters: a worker that does not say what is free must not hide it."""
+        try:
+            return OutOfDeviceMemory(self.name, size_bytes, self.memory().free_bytes)
+        except TandemError as error:
+            log.warning("%s refused %d bytes, and did not say what is free: %s", self.name, size_bytes, error)
+            return OutOfDeviceMemory(self.name, size_bytes)
 
     def free(self, buffer: Buffer) -> None:
         mine = self._mine(buffer, 0, 0)
@@ -192,7 +203,7 @@ class RpcDevice(Device):
             return _DONE
         worth_offering = self._offers_above_bytes is not None and size > self._offers_above_bytes
         if hint is not None and hint.content_hash is not None and worth_offering:
-            return self._sender.offer(mine, offset, view, hint.content_hash())
+            return self._sender.offer(mine, offset, view, hint.content_hash)
         weight = hint is not None
         return self._sender.write(mine, offset, view, self._chunk_bytes(weight), cache=int(weight))
 
@@ -312,6 +323,7 @@ class RpcDevice(Device):
             if self._closed:
                 return
             self._closed = True
+        self._sender.close()
         try:
             for buffer in self._buffers:  # others may stay on this connection
                 buffer.live = False

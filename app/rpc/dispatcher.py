@@ -51,6 +51,8 @@ class Dispatcher:
         #: Whether some thread is the one that writes. It alone takes from the outbox.
         self._writing = False
         self._handed_over: tuple[Batch, int] | None = None
+        #: The command that is being written, if that takes more than one system call.
+        self._current: str | None = None
         self._writer_wakes = threading.Condition(self.lock)
         self._writer: threading.Thread | None = None
         tick_s = min(TICK_S, timeouts.answer_s / 4, timeouts.idle_s / 4)
@@ -121,7 +123,7 @@ class Dispatcher:
         """Queue a command that is encoded already. Raises DeviceLost at once when the connection is gone."""
         with self.lock:
             if self._lost is not None:
-                raise DeviceLost(self.endpoint, self._lost.cause, command=entry.command) from self._lost
+                raise self._lost_with(entry.command) from self._lost
             self._count(entry)
             at_once = not self._writing and not len(self._outbox) and self._is_short(entry)
             mine = at_once or self._claim_writing()
@@ -272,11 +274,13 @@ class Dispatcher:
                     return
                 (batch, sent), self._handed_over = self._handed_over, None
             while True:
+                self._current = batch.entries[-1].command if batch.entries else None
                 try:
                     self._send_all(batch, sent)
                 except OSError as error:
                     self._lose_batch(batch, error)
                     return
+                self._current = None
                 self._sent(batch)
                 following = self._next_batch()
                 if following is None:
@@ -320,16 +324,26 @@ class Dispatcher:
 
     def _lose_batch(self, batch: Batch, error: OSError) -> None:
         self.lose(cause_of(error))
-        cause = self._lost.cause if self._lost is not None else cause_of(error)
         for entry in batch.entries:
-            entry.fail(DeviceLost(self.endpoint, cause, command=entry.command))
+            entry.fail(self._lost_with(entry.command))
+
+    def _lost_with(self, command: str) -> DeviceLost:
+        """The loss, for a command that had not left: what was in flight says more of it than what was to follow."""
+        assert self._lost is not None
+        return DeviceLost(self.endpoint, self._lost.cause, command=self._lost.command or command)
+
+    def _in_flight(self) -> str | None:
+        """The command that a worker was at when it went, as far as one can tell from here. The lock is held."""
+        if self.pending:
+            return self.pending[0].command
+        return self._current
 
     def lose(self, cause: str) -> None:
         """Declare the connection lost and fail everything, once. The first cause is the one that is told."""
         with self.lock:
             if self._lost is not None:
                 return
-            lost = self._lost = DeviceLost(self.endpoint, cause)
+            lost = self._lost = DeviceLost(self.endpoint, cause, command=self._in_flight())
             watchers, self._watchers = self._watchers, []
             entries = self._outbox.drain()
             answers = list(self.pending)
@@ -343,7 +357,7 @@ class Dispatcher:
         for answer in answers:
             settle(answer.future, error=DeviceLost(self.endpoint, cause, command=answer.command))
         for entry in [*(handed_over[0].entries if handed_over else ()), *entries]:
-            entry.fail(DeviceLost(self.endpoint, cause, command=entry.command))
+            entry.fail(self._lost_with(entry.command))
         for on_lost in watchers:
             on_lost(lost)
 

@@ -50,12 +50,13 @@ def tcp_dial(endpoint: str, timeouts: Timeouts) -> Dial:
         try:
             return socket.create_connection(address, timeouts.connect_s)
         except TimeoutError as error:
-            raise DeviceLost(endpoint, f"no connection within {timeouts.connect_s:g} s") from error
+            cause = f"no connection within {timeouts.connect_s:g} s; is the host up, and no firewall between?"
+            raise DeviceLost(endpoint, cause, reached=False) from error
         except ValueError as error:  # not even a question to ask the resolver
             raise ConfigError(f"endpoint {endpoint!r} names a host that cannot exist") from error
         except OSError as error:
             hint = "; is a worker running there?" if isinstance(error, ConnectionRefusedError) else ""
-            raise DeviceLost(endpoint, f"cannot connect: {error.strerror or error}{hint}") from error
+            raise DeviceLost(endpoint, f"{error.strerror or error}{hint}", reached=False) from error
 
     return dial
 

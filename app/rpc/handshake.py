@@ -75,11 +75,13 @@ def _greet(sock: socket.socket, endpoint: str, timeouts: Timeouts) -> Peer:
             f"the port is open, but nothing answered within {timeouts.hello_s:g} s; it is no RPC worker, "
             f"or a stock worker that is serving another client",
             command="HELLO",
+            reached=False,
         ) from error
     except EOFError as error:
-        raise DeviceLost(endpoint, "the peer hung up; is it an RPC worker?", command="HELLO") from error
+        cause = "the peer hung up; is it an RPC worker?"
+        raise DeviceLost(endpoint, cause, command="HELLO", reached=False) from error
     except OSError as error:
-        raise DeviceLost(endpoint, error.strerror or str(error), command="HELLO") from error
+        raise DeviceLost(endpoint, error.strerror or str(error), command="HELLO", reached=False) from error
     version = (answer.major, answer.minor)
     if version not in SPECS:
         raise VersionMismatch(endpoint, (answer.major, answer.minor, answer.patch), SPOKEN)

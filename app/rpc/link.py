@@ -76,4 +76,4 @@ class Link:
     def check(self) -> None:
         """Raises DeviceLost when the connection is gone."""
         if (lost := self.dispatcher.lost) is not None:
-            raise DeviceLost(self.endpoint, lost.cause) from lost
+            raise DeviceLost(self.endpoint, lost.cause, command=lost.command) from lost

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
 from app.errors import DeviceLost
 from app.rpc.awaited import Awaited
+from app.rpc.hasher import HASH_BYTES, Hasher
 from app.rpc.link import Link, RpcBuffer
 from app.rpc.messages import CopyTensor, Request, SetTensorHash, Value
 from app.rpc.outbox import SKIP, Answer, Entry, LaneState, settle
@@ -21,6 +23,7 @@ class Sender:
     def __init__(self, link: Link) -> None:
         self._link = link
         self._lane = LaneState()
+        self._hasher = Hasher(link.endpoint, lambda: link.dispatcher.lost)
         self._riders = Riders(batched=link.peer.is_tandem)
         self._read_command = "READ_REGION" if link.peer.is_tandem else "GET_TENSOR"
         #: None until the first COPY_TENSOR was answered: some backends refuse to copy within themselves.
@@ -125,20 +128,33 @@ class Sender:
             self._link.dispatcher.submit(entry)
         return sent
 
-    def offer(self, buffer: RpcBuffer, offset: int, view: memoryview, content_hash: int) -> Future[None]:
-        """Ask the worker whether it has these bytes; they travel, in the place taken now, only if it has not."""
+    def offer(self, buffer: RpcBuffer, offset: int, view: memoryview, content_hash: Callable[[], int]) -> Future[None]:
+        """Ask the worker whether it has these bytes; they travel, in the place taken now, only if it has not.
+
+        The question has its place too and waits there for the hash, which may take a while to compute.
+        """
         gate: Future[Any] = Future()
         tensor = region(buffer.address.remote_ptr, buffer.address.base + offset, len(view))
+        frame = encode(SetTensorHash(tensor, 0, 0), self._link.peer.version)[:-HASH_BYTES]
+        asked = self._link.dispatcher.awaited()
+        answer = Answer("SET_TENSOR_HASH", 1, 1, asked)
 
-        def answered(asked: Future[Value]) -> None:
+        def answered(asked: Future[memoryview]) -> None:
             error = asked.exception()
-            settle(gate, None if error else SKIP if asked.result().value else view, error=error)
+            settle(gate, None if error else SKIP if asked.result()[0] else view, error=error)
 
         with self._link.lock:
-            asked = self.ask(SetTensorHash(tensor, 0, content_hash))
+            self.flush()
+            hashed = self._hasher.compute(content_hash)
+            entry = Entry("SET_TENSOR_HASH", frame, None, HASH_BYTES, hashed, answer=answer, lane=self._lane)
+            self._link.dispatcher.submit(entry)
             sent = self.write_later(buffer, offset, gate, len(view), cache=1)
         asked.add_done_callback(answered)
         return sent
+
+    def close(self) -> None:
+        """Compute no more hashes."""
+        self._hasher.close()
 
     def read(self, buffer: RpcBuffer, offset: int, size: int, into: memoryview | None) -> Future[memoryview]:
         future: Awaited[memoryview] = self._link.dispatcher.awaited()

@@ -73,7 +73,7 @@ def test_an_http_server_is_no_worker() -> None:
 
 
 def test_a_port_that_hangs_up() -> None:
-    with listener(b"") as endpoint, pytest.raises(DeviceLost, match=f"{endpoint} was lost during HELLO"):
+    with listener(b"") as endpoint, pytest.raises(DeviceLost, match=f"{endpoint} could not be reached during HELLO"):
         connect(endpoint, timeouts=QUICK)
 
 
@@ -86,7 +86,7 @@ def test_a_silent_port() -> None:
 def test_a_closed_port() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         endpoint = f"127.0.0.1:{server.getsockname()[1]}"
-    with pytest.raises(DeviceLost, match=f"{endpoint} was lost: cannot connect: Connection refused; is a worker"):
+    with pytest.raises(DeviceLost, match=f"{endpoint} could not be reached: Connection refused; is a worker"):
         connect(endpoint, timeouts=QUICK)
 
 

@@ -281,6 +281,16 @@ def test_a_buffer_smaller_than_asked_for_is_given_back() -> None:
         device.close()
 
 
+def test_a_refusal_is_told_even_if_the_worker_does_not_say_what_is_free() -> None:
+    override = {Command.ALLOC_BUFFER: lambda _: framed(bytes(16)), Command.GET_DEVICE_MEMORY: lambda _: None}
+    with FakeWorker(override=override) as fake:
+        (device,) = connect(fake.endpoint, timeouts=QUICK)
+        with pytest.raises(OutOfDeviceMemory, match="refused an allocation of 100 bytes; use") as caught:
+            device.alloc(100)
+        assert caught.value.free_bytes is None
+        device.close()
+
+
 def test_a_buffer_above_the_workers_limit_is_not_even_asked_for() -> None:
     with FakeWorker(max_size=MIB) as fake:
         (device,) = connect(fake.endpoint, timeouts=QUICK)
@@ -383,6 +393,48 @@ def test_a_weight_is_offered_by_its_hash(has_it: bool) -> None:
         assert (offered.hash, offered.tensor.ne[0]) == (0xABCD, len(data))
         sets = [request for request in fake.seen if isinstance(request, m.SetTensor)]
         assert [(request.tensor.ne[0], request.cache) for request in sets] == [(len(data), 1), (5, 0)][has_it:]
+        device.close()
+
+
+def test_hashing_for_one_worker_holds_up_no_other() -> None:
+    data = bytes(11 * MIB)
+    hashed = threading.Event()
+
+    def slow_hash() -> int:
+        assert hashed.wait(WAIT_S)
+        return 0xABCD
+
+    with FakeWorker() as first, FakeWorker() as second:
+        (slow,), (quick,) = (connect(fake.endpoint, timeouts=QUICK) for fake in (first, second))
+        late = slow.write(slow.alloc(len(data)), 0, data, hint=WeightHint("w", GGMLType.I8, (1, 1, 1, 1), slow_hash))
+        behind = slow.record()
+        quick.write(quick.alloc(len(data)), 0, data, hint=hint(data, 1)).result(WAIT_S)
+        quick.synchronize()
+        assert len(second.payloads) == 1
+        assert not late.done() and not behind.done()
+        assert "SET_TENSOR_HASH" not in first.commands()
+        hashed.set()
+        late.result(WAIT_S)
+        behind.result(WAIT_S)
+        assert next(r for r in first.seen if isinstance(r, m.SetTensorHash)).hash == 0xABCD
+        assert len(first.payloads) == 1
+        slow.close()
+        quick.close()
+
+
+def test_a_hash_that_cannot_be_computed_fails_its_write_and_the_next_event() -> None:
+    def broken() -> int:
+        raise OSError("the model file is gone")
+
+    with FakeWorker() as fake:
+        (device,) = connect(fake.endpoint, timeouts=QUICK)
+        buffer = device.alloc(11 * MIB)
+        sent = device.write(buffer, 0, bytes(11 * MIB), hint=WeightHint("w", GGMLType.I8, (1, 1, 1, 1), broken))
+        for future in (sent, device.record()):
+            with pytest.raises(OSError, match="the model file is gone"):
+                future.result(WAIT_S)
+        assert not fake.payloads
+        device.synchronize()
         device.close()
 
 
