@@ -36,18 +36,18 @@ BUDGET_S = 1.6
 #: Layers are taken until they have so many bytes, so that they come from memory as the whole model does.
 LAYERS_BYTES = 64 << 20
 #: Prompt rows to measure with, the most that the budget allows, and the cells that stand before them.
-PROMPT_ROWS = (128, 64, 32, 16, 8)
+PROMPT_ROWS = (64, 32, 16, 8)
 PAST_TOKENS = 256
 #: Decode rows to measure with: what one group has when many requests run.
 DECODE_ROWS = 8
 #: Devices that differ by less are taken to be equal.
-_SAME = 1.2
-#: Rounds over all devices, when there is time for more than one.
-_MOST_ROUNDS = 4
+_SAME = 1.35
+#: Rounds over all devices, as far as there is time for more than one.
+_ROUNDS = 4
 #: Prompts are taken to have this many tokens for each time they need the head.
 _TOKENS_PER_HEAD = 512
-#: Prompt ubatches that run per device: one that prepares, one that fills the lane, one that is measured.
-_PROMPT_RUNS, _DECODE_RUNS = 3, 5
+#: Ubatches that run for one measurement: one that prepares, one that fills the lane, one that is measured.
+_PROMPT_RUNS, _DECODE_RUNS = 3, 3
 
 
 def measure(
@@ -79,21 +79,19 @@ def measure(
 
 
 def _measure_in_turn(pairs: Sequence[_Pair], max_tokens: int, began_s: float, clock: Callable[[], float]) -> None:
-    """Decode once on all devices, then prompts, then both again while there is time."""
-    for number, pair in enumerate(pairs):
+    """Rounds over all devices while there is time, so that whatever else goes on hits all alike; the best counts."""
+    for pair in pairs:
         pair.measure_decode(clock)
-        left_s = (BUDGET_S - (clock() - began_s)) / (len(pairs) - number)
-        pair.n_rows = _prompt_rows(max_tokens, pair.decode_s / pair.n_decode, left_s)
-        pair.measure_prompt(clock)
-    round_s = 0.0
-    for _ in range(_MOST_ROUNDS):
-        if clock() - began_s + round_s > BUDGET_S:
-            return
+    slowest_row_s = max(pair.decode_s / pair.n_decode for pair in pairs)
+    n_rows = _prompt_rows(max_tokens, slowest_row_s, BUDGET_S / (_ROUNDS + 1) / len(pairs))
+    for number in range(_ROUNDS):
         round_began_s = clock()
         for pair in pairs:
-            pair.measure_decode(clock)
-            pair.measure_prompt(clock)
-        round_s = clock() - round_began_s
+            if number:
+                pair.measure_decode(clock)
+            pair.measure_prompt(n_rows, clock)
+        if clock() - began_s + (clock() - round_began_s) > BUDGET_S:
+            return
 
 
 def _alike(speeds: Sequence[DeviceSpeed]) -> list[DeviceSpeed]:
@@ -130,8 +128,10 @@ class _Pair:
         self._head_s = min(self._head_s, self._head.seconds(rows, 0, _DECODE_RUNS, clock))
         self.decode_s = min(self.decode_s, self._layers.seconds(rows, PAST_TOKENS, _DECODE_RUNS, clock))
 
-    def measure_prompt(self, clock: Callable[[], float]) -> None:
-        self._prompt_s = min(self._prompt_s, self._layers.seconds([self.n_rows], PAST_TOKENS, _PROMPT_RUNS, clock))
+    def measure_prompt(self, n_rows: int, clock: Callable[[], float]) -> None:
+        """Always with the same rows: few cost more each than many."""
+        self.n_rows = n_rows
+        self._prompt_s = min(self._prompt_s, self._layers.seconds([n_rows], PAST_TOKENS, _PROMPT_RUNS, clock))
 
     def speed(self) -> DeviceSpeed:
         return DeviceSpeed(
