@@ -176,7 +176,9 @@ def test_a_worker_that_cannot_be_reached_is_said_once(caplog: pytest.LogCaptureF
         assert ways.way(0, [near, far]) is RELAYED
         far.memory()
         near.memory()
-    assert caplog.text.count("go through this server: ") == 1 and "could not be reached: Connection refused" in caplog.text
+    assert (
+        caplog.text.count("go through this server: ") == 1 and "could not be reached: Connection refused" in caplog.text
+    )
 
 
 def test_an_endpoint_that_leads_elsewhere_is_found_out(caplog: pytest.LogCaptureFixture) -> None:
