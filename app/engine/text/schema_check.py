@@ -7,10 +7,10 @@ its branches exclude each other by type, or by a constant that each of them requ
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from itertools import combinations
 from typing import Any
-from urllib.parse import unquote
 
 from app.errors import InvalidParameter
 
@@ -23,6 +23,7 @@ _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multip
 _COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 _MOST_NUMBER = 1e15
 _CLASSES = {"d": "0-9", "w": "A-Za-z0-9_"}
+_ESCAPE = re.compile(rb"%([0-9A-Fa-f]{2})")
 _DATA = ("const", "enum", "default", "example", "examples")
 
 
@@ -130,7 +131,7 @@ def _target(reference: str, root: Any, where: str, param: str) -> Any:
         )
     found = root
     for step in reference.split("/")[1:]:
-        step = unquote(step).replace("~1", "/").replace("~0", "~")
+        step = _unescaped(step).replace("~1", "/").replace("~0", "~")
         if isinstance(found, dict) and step in found:
             found = found[step]
         elif isinstance(found, list) and step.isdecimal() and int(step) < len(found):
@@ -140,6 +141,12 @@ def _target(reference: str, root: Any, where: str, param: str) -> Any:
                 f"{param} has the $ref {reference[:80]!r} at {where}, which does not exist", param=param
             )
     return found
+
+
+def _unescaped(step: str) -> str:
+    """A step of a reference without the escapes of an address, such as `%25`."""
+    data = _ESCAPE.sub(lambda found: bytes.fromhex(found[1].decode()), step.encode("utf-8", "replace"))
+    return data.decode("utf-8", "replace")
 
 
 def _exclude(one: Any, other: Any, root: Any, param: str) -> bool:
