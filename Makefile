@@ -1,6 +1,7 @@
 # Tandem's commands. A fresh Debian or Ubuntu needs python3 (3.11 to 3.14) with venv, a C++ compiler and make; the rest
 # is set up in .venv. PYTHON=/path/to/python chooses another interpreter, TANDEM_NO_NATIVE=1 builds without a compiler.
 
+comma := ,
 MAKEFLAGS += --no-print-directory
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -18,7 +19,7 @@ BUILD_TOOLS := 'scikit-build-core>=0.11' 'nanobind>=2.4' 'cmake>=3.20' 'ninja>=1
 
 .PHONY: help
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: serve
 serve: $(INSTALLED)  ## fetch the default model, serve it split over two local workers, print the URL
@@ -55,6 +56,43 @@ FUZZ_SECONDS := 600
 fuzz: $(INSTALLED_DEV)  ## hunt for bytes that a worker trips over, FUZZ_SECONDS long
 	$(BIN)/pip install -q atheris
 	nice $(BIN)/python -m tests.rpc.fuzz_worker $(FUZZ_SECONDS) build/fuzz/corpus
+
+# Tests of the kernels without Python: one build folder for each way to compile them.
+KERNEL_TESTS := build/kernel-tests
+CROSS := -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ \
+    -DCMAKE_EXE_LINKER_FLAGS=-static
+define build_kernel_tests
+PATH="$(CURDIR)/$(BIN):$$PATH" && \
+    cmake -S tests/engine/kernels/native -B $(KERNEL_TESTS)/$(1) -G Ninja -DCMAKE_BUILD_TYPE=Release $(2) >/dev/null && \
+    nice ninja -C $(KERNEL_TESTS)/$(1) --quiet -j2
+endef
+
+.PHONY: test-kernels
+test-kernels: $(INSTALLED)  ## the kernels of this machine: all variants and thread counts give the same bits
+	$(call build_kernel_tests,plain,)
+	$(KERNEL_TESTS)/plain/test_kernels >$(KERNEL_TESTS)/bits.txt
+	$(KERNEL_TESTS)/plain/test_pool
+
+.PHONY: test-arm
+test-arm: test-kernels  ## the kernels of Arm, emulated, against the bits of this machine
+	@command -v aarch64-linux-gnu-g++ >/dev/null && command -v qemu-aarch64 >/dev/null || { \
+	    echo "make: for Arm, install g++-aarch64-linux-gnu and qemu-user (names as in Debian)" >&2; exit 1; }
+	$(call build_kernel_tests,arm,$(CROSS))
+	for cpu in max cortex-a76 cortex-a53; do \
+	    qemu-aarch64 -cpu $$cpu $(KERNEL_TESTS)/arm/test_kernels | diff - $(KERNEL_TESTS)/bits.txt; done
+	qemu-aarch64 $(KERNEL_TESTS)/arm/test_pool
+
+.PHONY: test-asan
+test-asan: $(INSTALLED)  ## the kernels and the pool under AddressSanitizer and UndefinedBehaviorSanitizer
+	$(call build_kernel_tests,asan,-DTANDEM_SANITIZE=address$(comma)undefined)
+	$(KERNEL_TESTS)/asan/test_kernels >/dev/null
+	$(KERNEL_TESTS)/asan/test_pool
+
+.PHONY: test-tsan
+test-tsan: $(INSTALLED)  ## the pool, and the kernels on it, under ThreadSanitizer
+	$(call build_kernel_tests,tsan,-DTANDEM_SANITIZE=thread)
+	$(KERNEL_TESTS)/tsan/test_pool
+	$(KERNEL_TESTS)/tsan/test_kernels >/dev/null
 
 .PHONY: native
 native: $(BIN)/python  ## rebuild the native modules after a change in C++

@@ -13,7 +13,8 @@ list(TRANSFORM TANDEM_CPU_COMMON PREPEND ${HERE}/)
 list(TRANSFORM TANDEM_CPU_COMMON APPEND .cpp)
 
 # No contraction: only the fused operations that are written down are fused, or instruction sets would disagree.
-set(EXACT -O3 -ffp-contract=off -fno-math-errno -fno-trapping-math -Wall -Wextra -Wno-psabi)
+set(TANDEM_OPTIMIZE -O3 CACHE STRING "How far to optimize kernels")
+set(EXACT ${TANDEM_OPTIMIZE} -ffp-contract=off -fno-math-errno -fno-trapping-math -Wall -Wextra -Wno-psabi)
 
 function(tandem_kernels name)
   add_library(tandem_cpu_${name} OBJECT ${KERNELS})
@@ -23,7 +24,10 @@ function(tandem_kernels name)
 endfunction()
 
 set(VARIANTS base)
-tandem_kernels(base -O2)
+if(TANDEM_OPTIMIZE STREQUAL "-O3")
+  set(PLAIN -O2)
+endif()
+tandem_kernels(base ${PLAIN})
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   list(APPEND VARIANTS avx2 avxvnni avx512vnni)
   tandem_kernels(avx2 -march=x86-64-v3)
