@@ -31,21 +31,24 @@ TANDEM_INLINE vi byte_scale(const uint8_t *field, int j, int part) {
 }
 
 // How blocks are multiplied, whatever they were decoded from: the largest byte (128: signed bytes), the offset to
-// subtract (a power of two, or 0), whether there is a minimum, and elements per scale (32 or 16).
-template <int kMax_, int kOffset_, bool kMin_, int kSub_>
+// subtract (a power of two, or 0), whether there is a minimum, elements per scale (32 or 16), and whether scales have
+// 22 bits or fewer and stay far below the largest float.
+template <int kMax_, int kOffset_, bool kMin_, int kSub_, bool kExactScale_ = true>
 struct Kind {
     static constexpr int kMax = kMax_;
     static constexpr int kOffset = kOffset_;
     static constexpr bool kMin = kMin_;
     static constexpr int kSub = kSub_;
+    static constexpr bool kExactScale = kExactScale_;
 };
 
 // The shape of a format: elements and bytes per block of a group, and its kind.
-template <int kElements_, int kBlockBytes_, int kMax_, int kOffset_, bool kMin_, int kSub_>
+template <int kElements_, int kBlockBytes_, int kMax_, int kOffset_, bool kMin_, int kSub_,
+          bool kExactScale_ = true>
 struct Shape {
     static constexpr int kElements = kElements_;
     static constexpr int kBlockBytes = kBlockBytes_;
-    using Kind = ::tandem::TANDEM_ISA::Kind<kMax_, kOffset_, kMin_, kSub_>;
+    using Kind = ::tandem::TANDEM_ISA::Kind<kMax_, kOffset_, kMin_, kSub_, kExactScale_>;
 };
 
 // Calls f(i) for i below kN. Unrolled, i is a constant and so are all shifts and places made of it, which is what a lone
@@ -164,7 +167,7 @@ struct IQ4_NL : Shape<32, 288, 128, 0, false, 32> {
 // Twice the values of E2M1, moved up by 16 so that they are small unsigned bytes; the scale is halved for it.
 constexpr uint8_t kMxfp4Values[16] = {16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4};
 
-struct MXFP4 : Shape<32, 272, 31, 16, false, 32> {
+struct MXFP4 : Shape<32, 272, 31, 16, false, 32, false> {  // scales reach 2^126
     template <bool kUnrolled, class Emit>
     TANDEM_INLINE static void decode(const uint8_t *p, int part, Emit emit) {
         vb w[8];

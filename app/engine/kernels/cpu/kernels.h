@@ -15,15 +15,17 @@ namespace tandem {
 //   q[((tile_index * blocks + b) * tile + t) * 32 ...]    values in -127..127
 //   d[(tile_index * blocks + b) * tile + t]               scale
 //   sum32[same], sum16[((tile_index * blocks + b) * 2 + half) * tile + t]   scale times the sum of the values
-//   neg32, neg16[same]                                    -128 times the sum of the values
+//   start32, start16[same]    kWholeBits - 128 times the sum: what integer sums with signed weights begin with
 constexpr int kTileTokens = 8;
+constexpr float kWhole = 12582912.0f;      // 1.5 * 2^23: floats around it are the whole numbers,
+constexpr int32_t kWholeBits = 0x4b400000;  // and as integers they follow each other
 struct Activations {
     int8_t *q;
     float *d;
     float *sum32;
     float *sum16;
-    int32_t *neg32;
-    int32_t *neg16;
+    int32_t *start32;
+    int32_t *start16;
     int64_t k;
     int32_t tile;
 };

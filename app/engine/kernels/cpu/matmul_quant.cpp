@@ -4,6 +4,10 @@
 // elements share a scale) the integer dot product, exactly; then acc = fma(float(dot) * weight_scale, x_scale, acc),
 // and acc = fma(minimum, x_sum, acc) where the format has minimums. Few tokens decode weights as they go; many tokens
 // decode sixteen rows into a panel once.
+//
+// The integer sum begins with the bits of kWhole, 1.5 * 2^23, so that read as a float it is kWhole + dot, exactly. One
+// fma then multiplies and takes the rest away again: fma(kWhole + dot, scale, -kWhole * scale) rounds the same
+// dot * scale once, since kWhole * scale is exact for scales of 22 bits and fewer.
 #include <type_traits>
 
 #include "formats.h"
@@ -22,48 +26,59 @@ struct Tile {
     const float *d;
     const float *sum32;
     const float *sum16;
-    const int32_t *neg32;
-    const int32_t *neg16;
+    const int32_t *start32;
+    const int32_t *start16;
 };
 
 Tile tile_at(const Activations &x, int64_t tile, int64_t block) {
     const int64_t at = (tile * (x.k / 32) + block) * x.tile;
-    return {x.q + at * 32, x.d + at, x.sum32 + at, x.sum16 + 2 * at, x.neg32 + at, x.neg16 + 2 * at};
+    return {x.q + at * 32, x.d + at, x.sum32 + at, x.sum16 + 2 * at, x.start32 + at, x.start16 + 2 * at};
 }
 
+constexpr int shift_of(int power) { return power == 1 ? 0 : 1 + shift_of(power / 2); }
+
+// What the integer sum of a (half) block begins with; `start` is that of signed weights.
 template <class K>
-TANDEM_INLINE vi first_sum(int32_t neg) {
+TANDEM_INLINE vi first_sum(int32_t start) {
+    constexpr int32_t kBegin = K::kExactScale ? kWholeBits : 0;
     if constexpr (K::kMax == 128) {
-        return kSignedNeedsInit ? splat_int(neg) : vi{};
+        return splat_int(!kSignedNeedsInit ? kBegin : K::kExactScale ? start : start - kWholeBits);
     } else if constexpr (K::kOffset != 0) {
-        return splat_int(neg / (128 / K::kOffset));  // exact: neg is a multiple of 128
+        constexpr int kShift = shift_of(128 / K::kOffset);  // exact: all are multiples of 128
+        return (splat_int(start) >> kShift) + (kBegin - (kWholeBits >> kShift));
     } else {
-        return vi{};
+        return splat_int(kBegin);
     }
 }
 
+// Scales of a (half) block and what comes with them.
+struct Scales {
+    vf d;
+    vf whole;  // -kWhole * d
+    vf m;
+};
+TANDEM_INLINE Scales scales(vf d, vf m) { return {d, d * splat(-kWhole), m}; }
+
+template <class K>
+TANDEM_INLINE vf add_dot(vf acc, vi dot, const Scales &s, vf x_scale, float x_sum) {
+    const vf product = K::kExactScale ? fused((vf)dot, s.d, s.whole) : to_float(dot) * s.d;
+    acc = fused(product, x_scale, acc);
+    return K::kMin ? fused(s.m, splat(x_sum), acc) : acc;
+}
+
 template <class K, int kTile>
-TANDEM_INLINE void add_block(vf &acc, const vb *w, vf d0, vf m0, vf d1, vf m1, const Tile &x, int64_t b, int t) {
+TANDEM_INLINE void add_block(vf &acc, const vb *w, const Scales &s0, const Scales &s1, const Tile &x, int64_t b, int t) {
     const int8_t *q = x.q + (b * kTile + t) * 32;
     const vf scale = splat(x.d[b * kTile + t]);
     if constexpr (K::kSub == 32) {
-        const vi dot = dot_chunks<K::kMax, 8>(w, q, first_sum<K>(x.neg32[b * kTile + t]));
-        acc = fused(to_float(dot) * d0, scale, acc);
-        if constexpr (K::kMin) {
-            acc = fused(m0, splat(x.sum32[b * kTile + t]), acc);
-        }
+        const vi dot = dot_chunks<K::kMax, 8>(w, q, first_sum<K>(x.start32[b * kTile + t]));
+        acc = add_dot<K>(acc, dot, s0, scale, x.sum32[b * kTile + t]);
     } else {
         const int64_t at = 2 * b * kTile + t;
-        const vi low = dot_chunks<K::kMax, 4>(w, q, first_sum<K>(x.neg16[at]));
-        const vi high = dot_chunks<K::kMax, 4>(w + 4, q + 16, first_sum<K>(x.neg16[at + kTile]));
-        acc = fused(to_float(low) * d0, scale, acc);
-        if constexpr (K::kMin) {
-            acc = fused(m0, splat(x.sum16[at]), acc);
-        }
-        acc = fused(to_float(high) * d1, scale, acc);
-        if constexpr (K::kMin) {
-            acc = fused(m1, splat(x.sum16[at + kTile]), acc);
-        }
+        const vi low = dot_chunks<K::kMax, 4>(w, q, first_sum<K>(x.start16[at]));
+        const vi high = dot_chunks<K::kMax, 4>(w + 4, q + 16, first_sum<K>(x.start16[at + kTile]));
+        acc = add_dot<K>(acc, low, s0, scale, x.sum16[at]);
+        acc = add_dot<K>(acc, high, s1, scale, x.sum16[at + kTile]);
     }
 }
 
@@ -79,9 +94,10 @@ void direct(const uint8_t *group, int64_t k, const Tile &x, float *const *out) {
             for (int p = 0; p < kTogether; ++p) {
                 F::template decode<kTokens == 1>(group + block * F::kBlockBytes, first + p,
                           [&](int b, const vb *w, vf d0, vf m0, vf d1, vf m1) [[gnu::always_inline]] {
+                              const Scales s0 = scales(d0, m0), s1 = scales(d1, m1);
                               TANDEM_UNROLL
                               for (int t = 0; t < kTokens; ++t) {
-                                  add_block<typename F::Kind, kTile>(acc[p][t], w, d0, m0, d1, m1, x,
+                                  add_block<typename F::Kind, kTile>(acc[p][t], w, s0, s1, x,
                                                                      block * (F::kElements / 32) + b, t);
                               }
                           });
@@ -94,6 +110,12 @@ void direct(const uint8_t *group, int64_t k, const Tile &x, float *const *out) {
         }
     }
 }
+
+// How a panel holds weights. Where signed bytes cost nothing, offsets are gone and kinds are few.
+template <class K>
+using PanelKind = std::conditional_t<
+    !kSignedNeedsInit, K,
+    std::conditional_t<K::kMin, Kind<127, 0, true, K::kSub, K::kExactScale>, Kind<128, 0, false, K::kSub, K::kExactScale>>>;
 
 // Sixteen rows decoded: per block eight chunks of 64 bytes, and sixteen scales (and minimums) per (half) block.
 struct Panel {
@@ -110,9 +132,12 @@ void decode_panel(const uint8_t *group, int64_t first_block, int64_t n_blocks, c
             F::template decode<false>(group + (first_block + block) * F::kBlockBytes, part,
                       [&](int sub, const vb *w, vf d0, vf m0, vf d1, vf m1) [[gnu::always_inline]] {
                           const int64_t b = block * (F::kElements / 32) + sub;
+                          constexpr int kOffset = F::Kind::kOffset;
+                          constexpr uint8_t kSigned = kSignedNeedsInit && kOffset != 0 ? 128 - kOffset : 0;
                           TANDEM_UNROLL
                           for (int c = 0; c < 8; ++c) {
-                              std::memcpy(panel.w + 512 * b + 64 * c + 4 * kNative * part, &w[c], sizeof(vb));
+                              const vb bytes = w[c] + kSigned;
+                              std::memcpy(panel.w + 512 * b + 64 * c + 4 * kNative * part, &bytes, sizeof(vb));
                           }
                           const int64_t at = kScales * b * 16 + kNative * part;
                           store(panel.d + at, d0);
@@ -147,13 +172,12 @@ void panel_tile(const Panel &panel, int64_t n_blocks, const Tile &x, float *cons
                 w[c] = chunk(panel.w + 512 * b, c, part);
             }
             const int64_t at = kScales * b * 16 + kNative * part;
-            const vf d0 = load(panel.d + at);
-            const vf d1 = kScales == 2 ? load(panel.d + at + 16) : vf{};
-            const vf m0 = K::kMin ? load(panel.m + at) : vf{};
-            const vf m1 = K::kMin && kScales == 2 ? load(panel.m + at + 16) : vf{};
+            const Scales s0 = scales(load(panel.d + at), K::kMin ? load(panel.m + at) : vf{});
+            const Scales s1 = kScales == 1 ? s0 : scales(load(panel.d + at + 16),
+                                                         K::kMin ? load(panel.m + at + 16) : vf{});
             TANDEM_UNROLL
             for (int t = 0; t < kTokens; ++t) {
-                add_block<K, kTile>(acc[t], w, d0, m0, d1, m1, x, b, t);
+                add_block<K, kTile>(acc[t], w, s0, s1, x, b, t);
             }
         }
         TANDEM_UNROLL
@@ -238,7 +262,7 @@ void panel_tokens(const Panel &panel, int64_t first_block, int64_t n_blocks, con
 
 // The types without an interleaved form: rows are unpacked into the panel one block after the other.
 struct Unpacked {
-    using Kind = ::tandem::TANDEM_ISA::Kind<128, 0, false, 16>;
+    using Kind = ::tandem::TANDEM_ISA::Kind<128, 0, false, 16, false>;
 };
 
 void unpack_panel(const QuantMatmul &m, int64_t row, int n_rows, int64_t first, int64_t n, const Panel &panel) {
@@ -297,7 +321,7 @@ void run(const QuantMatmul &m, const Span &span, char *scratch) {
                 decode_panel<F>(group, at / F::kElements, n / F::kElements, panel);
             }
             for (int64_t tile = span.tile_begin; tile < span.tile_end; ++tile) {
-                panel_tokens<typename F::Kind>(panel, at / 32, n / 32, m, tile, outputs);
+                panel_tokens<PanelKind<typename F::Kind>>(panel, at / 32, n / 32, m, tile, outputs);
             }
         }
     }

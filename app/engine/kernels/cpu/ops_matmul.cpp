@@ -9,7 +9,7 @@
 namespace tandem {
 namespace {
 
-constexpr int64_t kTaskBytes = 64 << 10;   // of weights, when few tokens make their reading the work
+constexpr int64_t kTaskBytes = 1 << 20;    // of weights, when few tokens make their reading the work
 constexpr int64_t kTokensAtOnce = 256;     // of activations that should stay in a core's cache
 
 bool is_float(Type type) { return type == Type::F32 || type == Type::F16 || type == Type::BF16; }
@@ -36,7 +36,9 @@ void cut(Product &p, int64_t row_size, int n_threads, int64_t tile) {
     const int64_t unit_bytes = 16 * row_size;
     if (p.tokens <= 2 * kTileTokens) {
         p.tokens_per_task = std::max<int64_t>(p.tokens, tile);
-        const int64_t share = divide_up(p.units, 8 * static_cast<int64_t>(n_threads));
+        // One long run for each thread: memory streams best when nobody changes places. Only large matrices are cut
+        // further, so that a thread that was held up can be helped.
+        const int64_t share = divide_up(p.units, static_cast<int64_t>(n_threads));
         p.units_per_task = std::max<int64_t>(1, std::min(share, divide_up(kTaskBytes, unit_bytes)));
         return;
     }
@@ -66,11 +68,7 @@ public:
     int64_t tasks(const Context &) const override { return tasks_; }
     int64_t scratch_bytes() const override { return scratch_; }
     void run(Context &context, int64_t task, int thread) override {
-        size_t i = parts_.size() - 1;
-        while (parts_[i].product.first_task > task) {
-            --i;
-        }
-        const Part &part = parts_[i];
+        const Part &part = part_of(task);
         const Product &p = part.product;
         const int64_t at = task - p.first_task;
         const int64_t unit = at % p.unit_tasks() * p.units_per_task;
@@ -98,12 +96,20 @@ public:
         move(x.d);
         move(x.sum32);
         move(x.sum16);
-        move(x.neg32);
-        move(x.neg16);
+        move(x.start32);
+        move(x.start16);
         return x;
     }
 
 private:
+    const Part &part_of(int64_t task) const {
+        size_t i = parts_.size() - 1;
+        while (parts_[i].product.first_task > task) {
+            --i;
+        }
+        return parts_[i];
+    }
+
     std::vector<Part> parts_;
     int64_t tasks_ = 0;
     int64_t scratch_ = 0;
@@ -122,9 +128,9 @@ Activations layout_activations(int64_t base, int64_t rows, int64_t k, int32_t ti
     x.q = reinterpret_cast<int8_t *>(take(blocks * 32));
     x.d = reinterpret_cast<float *>(take(blocks * 4));
     x.sum32 = reinterpret_cast<float *>(take(blocks * 4));
-    x.neg32 = reinterpret_cast<int32_t *>(take(blocks * 4));
+    x.start32 = reinterpret_cast<int32_t *>(take(blocks * 4));
     x.sum16 = reinterpret_cast<float *>(take(blocks * 8));
-    x.neg16 = reinterpret_cast<int32_t *>(take(blocks * 8));
+    x.start16 = reinterpret_cast<int32_t *>(take(blocks * 8));
     x.k = k;
     x.tile = tile;
     bytes = at - base;
@@ -137,9 +143,9 @@ Activations from_row(Activations x, int64_t row) {
     x.q += blocks * 32;
     x.d += blocks;
     x.sum32 += blocks;
-    x.neg32 += blocks;
+    x.start32 += blocks;
     x.sum16 += 2 * blocks;
-    x.neg16 += 2 * blocks;
+    x.start16 += 2 * blocks;
     return x;
 }
 
@@ -367,11 +373,11 @@ private:
             std::memcpy(to.q + place * 32, from.q + at * 32, 32);
             to.d[place] = from.d[at];
             to.sum32[place] = from.sum32[at];
-            to.neg32[place] = from.neg32[at];
+            to.start32[place] = from.start32[at];
             for (int half = 0; half < 2; ++half) {
                 const int64_t half_place = ((tile * blocks + b) * 2 + half) * to.tile + t;
                 to.sum16[half_place] = from.sum16[2 * at + half];
-                to.neg16[half_place] = from.neg16[2 * at + half];
+                to.start16[half_place] = from.start16[2 * at + half];
             }
         }
     }

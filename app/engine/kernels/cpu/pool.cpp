@@ -93,8 +93,8 @@ void Pool::run(Job &job) {
     }
     job_ = &job;
     tasks_ = job.tasks(0);
-    next_[0].store(0, std::memory_order_relaxed);
-    next_[1].store(0, std::memory_order_relaxed);
+    next_[0].store(n_threads_, std::memory_order_relaxed);
+    next_[1].store(n_threads_, std::memory_order_relaxed);
     if (n_threads_ > 1) {
         start_.fetch_add(1);
         if (dozing_.load() > 0) {
@@ -132,8 +132,7 @@ void Pool::work(int thread) {
         // A thread can come late to a phase, but never to one that is over: the barrier counts every thread.
         std::atomic<int64_t> &next = next_[phase & 1];
         const int64_t tasks = tasks_;
-        for (int64_t task = next.fetch_add(1, std::memory_order_relaxed); task < tasks;
-             task = next.fetch_add(1, std::memory_order_relaxed)) {
+        for (int64_t task = thread; task < tasks; task = next.fetch_add(1, std::memory_order_relaxed)) {
             job.run(phase, task, thread);
         }
         const uint32_t seen = generation_.load(std::memory_order_acquire);
@@ -146,7 +145,7 @@ void Pool::work(int thread) {
         if (phase + 1 < phases) {
             tasks_ = job.tasks(phase + 1);
         }
-        next_[(phase + 1) & 1].store(0, std::memory_order_relaxed);
+        next_[(phase + 1) & 1].store(n_threads_, std::memory_order_relaxed);
         release();
     }
 }

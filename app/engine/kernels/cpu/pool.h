@@ -1,7 +1,8 @@
 // A team of threads that works through phases together.
 //
 // A job is a list of phases; a phase has tasks that any thread may take, in any order, and they are all done before
-// the next phase begins. What a task computes never depends on who runs it. The caller of `run` is a member of the
+// the next phase begins. Thread i begins with task i, so that a thread meets the same weights again; the rest goes to
+// whoever is free. What a task computes never depends on who runs it. The caller of `run` is a member of the
 // team. Waiting threads spin for some microseconds and then sleep, so that an idle team costs nothing and two teams
 // on the same cores do not fight.
 #pragma once

@@ -51,11 +51,11 @@ void quantize_blocks(const float *x, int n, int64_t block, int64_t tile, int64_t
         const float both = sums[2 * b] + sums[2 * b + 1];
         out.d[at] = scales[b];
         out.sum32[at] = scales[b] * both;
-        out.neg32[at] = static_cast<int32_t>(-128.0f * both);
+        out.start32[at] = kWholeBits + static_cast<int32_t>(-128.0f * both);
         out.sum16[half] = scales[b] * sums[2 * b];
         out.sum16[half + out.tile] = scales[b] * sums[2 * b + 1];
-        out.neg16[half] = static_cast<int32_t>(-128.0f * sums[2 * b]);
-        out.neg16[half + out.tile] = static_cast<int32_t>(-128.0f * sums[2 * b + 1]);
+        out.start16[half] = kWholeBits + static_cast<int32_t>(-128.0f * sums[2 * b]);
+        out.start16[half + out.tile] = kWholeBits + static_cast<int32_t>(-128.0f * sums[2 * b + 1]);
     }
 }
 
