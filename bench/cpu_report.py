@@ -26,7 +26,8 @@ def machine() -> dict[str, Any]:
     model, flags = platform.processor(), ""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
-        entries = dict(line.split("\t: ", 1) for line in cpuinfo.read_text().splitlines() if "\t: " in line)
+        pairs = (line.partition(":") for line in cpuinfo.read_text().splitlines())
+        entries = {name.strip(): value.strip() for name, _, value in pairs}
         model = entries.get("model name", model)
         named = ("avx2", "avx_vnni", "avx512_vnni", "amx_int8", "asimddp", "i8mm")
         present = entries.get("flags", entries.get("Features", "")).split()
