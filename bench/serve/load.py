@@ -14,6 +14,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -65,10 +66,14 @@ def server(model: Path, n_streams: int) -> Iterator[tuple[int, int]]:
     command = [sys.executable, "-m", "app", "serve", "-m", str(model), *flags]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         try:
-            yield process.pid, _port(process)
+            port = _port(process)
+            assert process.stdout is not None
+            # Nobody reads its log; a full pipe would hold the server up.
+            threading.Thread(target=process.stdout.read, daemon=True).start()
+            yield process.pid, port
         finally:
             process.terminate()
-            process.communicate(timeout=60)
+            process.wait(timeout=60)
 
 
 def _port(process: subprocess.Popen[str]) -> int:
