@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -75,10 +74,10 @@ class Context:
             InputKind.KV_ROWS: positions.astype(np.int64),
             InputKind.OUT_IDS: np.array([n_tokens - 1], np.int32),
         }
-        logits: Future[Any] = self._stage.submit(
+        logits = self._stage.submit(
             BatchShape(n_tokens, n_kv, 1), x, x.nbytes, small, masks, self._model.n_vocab * _F32_BYTES
         )
-        logits.result()
+        logits.left.result()
         self.n_past = end
 
 
