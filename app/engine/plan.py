@@ -132,15 +132,13 @@ def make_program(
             places[id(node)] = Place(scratch, layout.offsets[at])
         tensors.append(node)
     index = {id(tensor): at for at, tensor in enumerate(tensors)}
+    missing = reached - index.keys()
+    if missing:
+        lost = next(t for node in graph.nodes for t in (*node.src, node.view_src) if t is not None and id(t) in missing)
+        raise InternalError(f"{name}: {lost!r} is used but has no place")
+    index[id(None)] = -1
     uses = graph.use_counts()
     uses[id(output)] = 0  # read from outside, so no executor may fuse it away
-
-    def index_of(tensor: Tensor | None) -> int:
-        if tensor is None:
-            return -1
-        if id(tensor) not in index:
-            raise InternalError(f"{name}: {tensor!r} is used but has no place")
-        return index[id(tensor)]
 
     placed = []
     for tensor in tensors:
@@ -153,8 +151,8 @@ def make_program(
                 op=tensor.op,
                 params=tensor.params,
                 flags=tensor.flags,
-                src=tuple(index_of(source) for source in tensor.src),
-                view_src=index_of(tensor.view_src),
+                src=tuple([index[id(source)] for source in tensor.src]),
+                view_src=index[id(tensor.view_src)],
                 view_offs=tensor.view_offs,
                 buffer=place.buffer,
                 offset=place.offset + tensor.view_offs,

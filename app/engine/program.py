@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 from app.engine.ggml import VIEW_OPS, GGMLType, Op, Shape, TensorFlag, tensor_bytes
 
+_COMPUTE = int(TensorFlag.COMPUTE)  # a plain number: flags are looked at some ten thousand times per program
+
 
 class Buffer:
     """A piece of one device's memory. Made by `Device.alloc`, gone at `Device.free`; of no use to other devices."""
@@ -59,7 +61,7 @@ class PlacedTensor:
     @property
     def is_computed(self) -> bool:
         """Whether an executor has work to do here; see the receiver's rules of the wire document."""
-        return self.op not in VIEW_OPS and bool(self.flags & TensorFlag.COMPUTE) and min(self.ne) > 0
+        return int(self.flags) & _COMPUTE != 0 and self.op not in VIEW_OPS and min(self.ne) > 0
 
 
 @dataclass(frozen=True, slots=True)

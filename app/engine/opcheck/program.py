@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from typing import NoReturn
 
 from app.engine.ggml import MAX_OP_PARAMS, MAX_SRC, TRAITS, Op
@@ -21,6 +22,9 @@ IN_PLACE = frozenset(
 )  # fmt: skip
 #: Ops that write through a source on purpose: the number is that source.
 WRITES_THROUGH = {Op.CPY: 1, Op.SET_ROWS: 2}
+#: Nodes found sound, apart from where they stand. The layers of a model are alike, so most of a program is known here.
+_accepted: set[Hashable] = set()
+_MAX_ACCEPTED = 4096
 #: How often the elements of one view may cover its bytes (the windows of a convolution do); bounds the work of a peer.
 MAX_OVERLAP = 16
 
@@ -30,8 +34,7 @@ def check_program(program: Program, device_name: str = "?") -> None:
 
     Raises FormatError for places and references that make no sense, UnsupportedOp for ops, types, shapes and strides.
     """
-    for index in range(len(program.tensors)):
-        _check_place(program, index)
+    sizes = [_check_place(program, index) for index in range(len(program.tensors))]
     position: dict[int, int] = {}
     for at, index in enumerate(program.nodes):
         if not 0 <= index < len(program.tensors):
@@ -41,30 +44,32 @@ def check_program(program: Program, device_name: str = "?") -> None:
         position[index] = at
     for index in program.nodes:
         if program.tensors[index].is_computed:
-            _check_node(program, index, position, device_name)
+            _check_node(program, index, position, sizes, device_name)
 
 
 def _malformed(program: Program, reason: str) -> NoReturn:
     raise FormatError(f"program {program.name} is malformed: {reason}")
 
 
-def _check_place(program: Program, index: int) -> None:
+def _check_place(program: Program, index: int) -> int:
+    """Check a tensor for itself; its bytes in all, also where it has no place here."""
     tensor = program.tensors[index]
     what = f"tensor {index} ({tensor.name})"
     if len(tensor.src) > MAX_SRC or len(tensor.params) > MAX_OP_PARAMS:
         _malformed(program, f"{what} has {len(tensor.src)} sources and {len(tensor.params)} parameters")
-    if any(not -(2**31) <= word < 2**31 for word in tensor.params):
+    if tensor.params and not (-(2**31) <= min(tensor.params) and max(tensor.params) < 2**31):
         _malformed(program, f"{what} has a parameter that is not a signed 32-bit word")
-    for reference in (*tensor.src, tensor.view_src):
-        if not -1 <= reference < len(program.tensors):
-            _malformed(program, f"{what} refers to tensor {reference}, there are {len(program.tensors)}")
+    references = (*tensor.src, tensor.view_src)
+    if min(references) < -1 or max(references) >= len(program.tensors):
+        wrong = next(reference for reference in references if not -1 <= reference < len(program.tensors))
+        _malformed(program, f"{what} refers to tensor {wrong}, there are {len(program.tensors)}")
     if min(tensor.ne) < 0 or min(tensor.nb) < 0 or tensor.offset < 0 or tensor.view_offs < 0:
         _malformed(program, f"{what} has a negative extent, stride or offset")
     if tensor.ne[0] % TRAITS[tensor.type].block_elements:
         _malformed(program, f"{what} has rows of {tensor.ne[0]} elements, not a multiple of a {tensor.type.name} block")
-    if tensor.buffer is None:
-        return
     n_bytes = tensor.n_bytes
+    if tensor.buffer is None:
+        return n_bytes
     if tensor.offset + n_bytes > tensor.buffer.size_bytes:
         end = tensor.offset + n_bytes
         _malformed(program, f"{what} ends at byte {end} of a buffer of {tensor.buffer.size_bytes} bytes")
@@ -72,6 +77,7 @@ def _check_place(program: Program, index: int) -> None:
         _check_strides(program, tensor, n_bytes, what)
         if tensor.view_src >= 0:
             _check_view(program, tensor, n_bytes, what)
+    return n_bytes
 
 
 def _check_strides(program: Program, tensor: PlacedTensor, n_bytes: int, what: str) -> None:
@@ -103,7 +109,7 @@ def _check_view(program: Program, tensor: PlacedTensor, n_bytes: int, what: str)
         )
 
 
-def _check_node(program: Program, index: int, position: dict[int, int], device_name: str) -> None:
+def _check_node(program: Program, index: int, position: dict[int, int], sizes: Sequence[int], device_name: str) -> None:
     tensor = program.tensors[index]
     what = f"tensor {index} ({tensor.name})"
     if tensor.buffer is None:
@@ -125,19 +131,30 @@ def _check_node(program: Program, index: int, position: dict[int, int], device_n
             node.require(tensor.op in {Op.CONCAT, Op.ACC, Op.SET}, f"source {i} is empty")
         elif source.buffer is None:
             _malformed(program, f"{what} reads {source.name}, which has no place here")
-    rule(node)
-    _check_result(node)
+    likeness = _likeness(tensor, sources)
+    if tensor.op in WRITES_THROUGH or likeness not in _accepted:
+        rule(node)
+        node.require(_is_injective(tensor), "elements of the result overlap each other")
+        if len(_accepted) >= _MAX_ACCEPTED:
+            _accepted.clear()
+        _accepted.add(likeness)
+    _check_result(node, sizes[index], [sizes[i] if i >= 0 else 0 for i in tensor.src])
 
 
-def _check_result(node: NodeCheck) -> None:
-    """The result may not cover its own bytes twice, nor destroy what the op still reads."""
+def _likeness(tensor: PlacedTensor, sources: Sequence[PlacedTensor | None]) -> Hashable:
+    """All that a rule looks at, but for places, which only rules of ops that write through a source look at."""
+    shapes = tuple([None if source is None else (source.type, source.ne, source.nb) for source in sources])
+    return tensor.op, tensor.params, tensor.type, tensor.ne, tensor.nb, shapes
+
+
+def _check_result(node: NodeCheck, n_bytes: int, source_bytes: Sequence[int]) -> None:
+    """The result may not destroy what the op still reads."""
     tensor = node.tensor
-    node.require(_is_injective(tensor), "elements of the result overlap each other")
     through = WRITES_THROUGH.get(tensor.op)
-    for i, source in enumerate(node.sources):
-        if source is None or i == through or source.buffer is not tensor.buffer or source.n_bytes == 0:
+    for i, (source, size) in enumerate(zip(node.sources, source_bytes, strict=True)):
+        if source is None or i == through or source.buffer is not tensor.buffer or size == 0:
             continue
-        apart = source.offset + source.n_bytes <= tensor.offset or tensor.offset + tensor.n_bytes <= source.offset
+        apart = source.offset + size <= tensor.offset or tensor.offset + n_bytes <= source.offset
         if apart or not (is_contiguous(source) and is_contiguous(tensor)):
             continue  # spans of strided views may interleave without sharing an element
         in_place = tensor.op in IN_PLACE and _same_elements(source, tensor)
