@@ -30,7 +30,8 @@ def measure(section: str, model: Path, given: argparse.Namespace) -> tuple[str, 
         return "Warm prefix", f"{model.name}; {warm.__doc__}", warm.measure(model, given.rounds)
     if section == "versus":
         return "Against llama.cpp", f"{model.name}; {versus.__doc__}", versus.measure(model, given.rounds)
-    return "Load", f"{model.name}; {load.__doc__}", load.measure(model, given.minutes, given.streams)
+    title = "Load" if given.minutes >= 10 else "Load, a short run"
+    return title, f"{model.name}; {load.__doc__}", load.measure(model, given.minutes, given.streams)
 
 
 def main() -> None:

@@ -1,7 +1,8 @@
 """Many streams over HTTP for minutes, while prompts of 2,000 tokens keep arriving at the same server.
 
 Each stream asks for answers of 128 tokens, one after another; a long prompt is sent as soon as the one before has its
-first token and a pause has passed. Time between tokens is between arrivals of pieces at the client, after a minute of
+first token and a pause has passed. Before the clock starts the whole cache is written once, since memory that was
+never touched is not resident yet. Time between tokens is between arrivals of pieces at the client, after a minute of
 warming up (a tenth of short runs). Overhead is the share of time in which the device had nothing to compute although
 streams wanted tokens: scheduling, sampling, HTTP, everything that is not hidden behind the device.
 """
@@ -26,7 +27,9 @@ import numpy as np
 
 from bench.serve.report import Figure
 
-ANSWER_TOKENS, LONG_TOKENS = 128, 2000
+PROMPT_TOKENS, ANSWER_TOKENS, LONG_TOKENS = 24, 128, 2000
+#: Cells per slot: a request's, and as many again of what finished ones left in the cache.
+SLOT_CELLS = 320
 #: Seconds between a long prompt's first token and the next long prompt.
 PAUSE_S = 5.0
 
@@ -58,11 +61,9 @@ class Resources:
 
 
 @contextmanager
-def server(model: Path, n_streams: int) -> Iterator[tuple[int, int]]:
+def server(model: Path, n_streams: int, n_cells: int) -> Iterator[tuple[int, int]]:
     """A server of its own: process id and port."""
-    n_slots = n_streams + 1
-    cells = n_slots * 512 + 2 * LONG_TOKENS
-    flags = ["--port", "0", "-np", str(n_slots), "-c", str(cells), "--metrics", "--device", "cpu"]
+    flags = ["--port", "0", "-np", str(n_streams + 1), "-c", str(n_cells), "--metrics", "--device", "cpu"]
     command = [sys.executable, "-m", "app", "serve", "-m", str(model), *flags]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         try:
@@ -114,7 +115,7 @@ async def run(pid: int, port: int, n_streams: int, seconds: float, seen: Seen) -
     async def short(number: int) -> None:
         await asyncio.sleep(number * 0.05)
         while time.monotonic() < end_s:
-            prompt = rng.integers(100, 20_000, 24).tolist()
+            prompt = rng.integers(100, 20_000, PROMPT_TOKENS).tolist()
             await stream(port, {"prompt": prompt, "max_tokens": ANSWER_TOKENS, "temperature": 0.8}, seen)
             seen.n_answers += 1
 
@@ -129,6 +130,11 @@ async def run(pid: int, port: int, n_streams: int, seconds: float, seen: Seen) -
         while time.monotonic() < end_s:
             await asyncio.sleep(min(15.0, seconds / 10))
             loaded.append(Resources.of(pid))
+            print(
+                f"  {end_s - time.monotonic():5.0f} s to go: {seen.n_tokens} tokens, {loaded[-1]}",
+                file=sys.stderr,
+                flush=True,
+            )
 
     async def begin() -> None:
         await asyncio.sleep(min(60.0, seconds / 10))
@@ -138,6 +144,13 @@ async def run(pid: int, port: int, n_streams: int, seconds: float, seen: Seen) -
     return loaded
 
 
+async def fill(port: int, n_cells: int) -> None:
+    """Write every cell of the cache once."""
+    rng = np.random.default_rng(7)
+    for _ in range(-(-n_cells // LONG_TOKENS)):
+        await stream(port, {"prompt": rng.integers(100, 20_000, LONG_TOKENS).tolist(), "max_tokens": 1}, Seen())
+
+
 def metrics(port: int) -> dict[str, float]:
     text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60).read().decode()
     return {name: float(value) for name, value in re.findall(r"^tandem_(\w+) ([-+.\deE]+)$", text, re.MULTILINE)}
@@ -145,8 +158,9 @@ def metrics(port: int) -> dict[str, float]:
 
 def measure(model: Path, minutes: float, n_streams: int) -> list[Figure]:
     seen = Seen()
-    with server(model, n_streams) as (pid, port):
-        asyncio.run(stream(port, {"prompt": [1, 2, 3], "max_tokens": 4}, Seen()))
+    n_cells = (n_streams + 1) * SLOT_CELLS + LONG_TOKENS
+    with server(model, n_streams, n_cells) as (pid, port):
+        asyncio.run(fill(port, n_cells))
         time.sleep(1.0)
         fresh = Resources.of(pid)
         before, began_s = metrics(port), time.monotonic()
