@@ -33,6 +33,11 @@ def _cpu(options: LocalOptions) -> Device:
     try:
         from app.engine.devices.cpu import CpuDevice
     except ImportError as error:  # a wheel of Python alone
+        if options.cpu_variant is not None:
+            raise ConfigError(
+                f"the native CPU kernels are not there ({error}), so none is called {options.cpu_variant!r}; "
+                "leave out --cpu-variant, or install Tandem where there is a C++ compiler"
+            ) from error
         log.warning("the native CPU kernels are not there (%s); running on numpy, which is many times slower", error)
         return _numpy(options, "CPU")
     return CpuDevice(
