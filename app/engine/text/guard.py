@@ -37,19 +37,60 @@ class Guard:
         )
 
     def protect_messages(self, messages: Iterable[dict[str, Any]]) -> None:
-        """Protect the contents of messages from outside, in place."""
+        """Protect the contents of messages from outside, in place.
+
+        Templates may put the parts of a content, or the contents of messages, one behind the other without anything
+        between, and trim them: where the texts so far end as a control token begins, the next one's words start with a mark.
+        """
+        tail = ""
         for message in messages:
             if message.get("role") in _OUTSIDE:
-                message["content"] = self._protected(message.get("content"))
+                message["content"], tail = self._protected(message.get("content"), tail)
+            else:
+                tail = ""
 
-    def _protected(self, content: Any) -> Any:
+    def _protected(self, content: Any, tail: str) -> tuple[Any, str]:
+        """`content` protected behind texts that end in `tail`, and what they end in now."""
         if isinstance(content, str):
-            return self.protect(content)
+            return self._protected_text(content, tail)
         if isinstance(content, list):
-            return [self._protected(part) for part in content]
+            parts = []
+            for part in content:
+                guarded, tail = self._protected(part, tail)
+                parts.append(guarded)
+            return parts, tail
         if isinstance(content, dict):
-            return {key: self._protected(value) for key, value in content.items()}
-        return content
+            return self._protected_dict(content, tail)
+        return content, tail
+
+    def _protected_dict(self, content: dict[str, Any], tail: str) -> tuple[dict[str, Any], str]:
+        """A part's type is a word for the template, not a text that it prints."""
+        guarded = {}
+        for key, value in content.items():
+            if key == "type":
+                guarded[key] = value
+            else:
+                guarded[key], tail = self._protected(value, tail)
+        return guarded, tail
+
+    def _protected_text(self, text: str, tail: str) -> tuple[str, str]:
+        guarded = self.protect(text)
+        words = guarded.lstrip()
+        if words and self._begins_token(tail):
+            guarded = guarded[: -len(words)] + GUARD + words
+        return guarded, (tail + text).rstrip()[-self._longest :] if self._texts else ""
+
+    def _begins_token(self, tail: str) -> bool:
+        """Whether a text ends in the first characters of a control token."""
+        return any(tail[-n:] in self._beginnings for n in range(1, len(tail) + 1))
+
+    @cached_property
+    def _beginnings(self) -> frozenset[str]:
+        return frozenset(text[:n] for text in self._texts for n in range(1, len(text)))
+
+    @cached_property
+    def _longest(self) -> int:
+        return max(map(len, self._texts))
 
     def _broken(self, token: str) -> str:
         return f"{token[0]}{GUARD}{token[1:]}"
