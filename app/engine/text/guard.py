@@ -40,7 +40,7 @@ class Guard:
         """Protect the contents of messages from outside, in place.
 
         Templates may put the parts of a content, or the contents of messages, one behind the other without anything
-        between, and trim them: where the texts so far end as a control token begins, the next one's words start with a mark.
+        between, and trim them: where the texts so far end as a control token begins, the next words get a mark.
         """
         tail = ""
         for message in messages:
