@@ -7,6 +7,8 @@ offered, comes out as the text it is.
 
 from __future__ import annotations
 
+import re
+
 from app.engine.text.calls import deepseek, gemma4, harmony_call, invoke, mistral, plain_json, tagged
 from app.engine.text.calls.base import CallArguments, CallBegin, CallFormat, NoCall, Taken, Tools
 from app.engine.text.calls.readers import Reader, State
@@ -32,6 +34,9 @@ Told = str | CallBegin | CallArguments
 _LONGEST_HEAD = 512
 #: The last characters of calls: only with one of them can a call have become whole.
 _ENDS = frozenset("}]>`;")
+#: What may stand behind the arguments of a call in a list that was cut short: the call's end, and that of the list or
+#: the beginning of another call up to its arguments.
+_CUT_LIST = re.compile(r"\s*(?:\}\s*)?(?:\][\s}]*|[,;]\s*(?:\{[^{}\[\]]*)?)?")
 
 
 def call_format_of(template_source: str) -> CallFormat:
@@ -156,7 +161,10 @@ class CallParser:
         try:
             taken = self._family.take(self._held, self._tools, is_final)
         except NoCall:
-            self._say_opening(out)
+            if is_final and self._at and _CUT_LIST.fullmatch(self._held, self._at):
+                self._leave(len(self._held))  # what would have led to another call, cut short
+            else:
+                self._say_opening(out)
             return True
         if taken is None:
             return False

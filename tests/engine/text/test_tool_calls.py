@@ -308,6 +308,31 @@ def test_arguments_that_were_cut_short(family: CallFormat, text: str, rest: str)
         assert whole == single and whole[0] == "" and _JSON.startswith(whole[1][0][1])
 
 
+LISTS = [
+    (GENERIC, '{"tool_calls": [', '"arguments"', "]}"),
+    (mistral.FORMAT, "[TOOL_CALLS] [", '"arguments"', "]"),
+]
+
+
+@pytest.mark.parametrize(("family", "begin", "name", "end"), LISTS, ids=[row[0].name for row in LISTS])
+def test_lists_that_were_cut_short_leave_no_markup(family: CallFormat, begin: str, name: str, end: str) -> None:
+    one = f'{{"name": "add", {name}: {{"a": 2}}}}'
+    first, text = f"{begin}{one}", f"{begin}{one}, {one}{end}"
+    for n_chars in range(len(first) - 1, len(text) + 1):
+        whole, single = (
+            told_by(CallParser(family, TOOLS), pieces) for pieces in ([text[:n_chars]], list(text[:n_chars]))
+        )
+        assert whole == single and whole[0] == "" and whole[1][0] == ("add", '{"a": 2}'), text[:n_chars]
+
+
+def test_what_is_no_end_of_a_list_is_text() -> None:
+    one = '{"tool_calls": [{"name": "add", "arguments": {"a": 2}}'
+    for rest in (", that was all", ', {"name": "none", "arguments": {"a"'):
+        for pieces in cuts(one + rest):
+            said, calls = told_by(CallParser(GENERIC, TOOLS), pieces)
+            assert said == "}" + rest and calls == [("add", '{"a": 2}')]
+
+
 def told_by(parser: CallParser, pieces: list[str]) -> tuple[str, list[tuple[str, str]]]:
     return told([item for piece in pieces for item in parser.push(piece)] + parser.finish())
 
