@@ -7,14 +7,14 @@ them. So after the end of its bytes a harmless answer is sent now and then until
 
 from __future__ import annotations
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from app.api.bad_http import BoundedHeadProtocol
 
 INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n"
 #: Seconds until each further probe; the last counts for all that follow.
 PROBE_AFTER_S = (0.05, 0.2, 1.0)
 
 
-class HalfCloseProtocol(HttpToolsProtocol):
+class HalfCloseProtocol(BoundedHeadProtocol):
     """uvicorn's HTTP/1.1 protocol, but the end of the client's bytes is not the end of the connection."""
 
     def eof_received(self) -> bool:  # type: ignore[override]
