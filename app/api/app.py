@@ -16,6 +16,7 @@ from app.api.body import AnyContentType
 from app.api.context import Api
 from app.api.direct import DirectSend
 from app.api.edge import Edge
+from app.api.head import HeadAsGet
 from app.api.options import ApiOptions
 from app.api.responses import routes as responses
 from app.engine.service import InferenceService
@@ -42,6 +43,7 @@ def create_app(service: InferenceService, options: ApiOptions, *, lifespan: Life
 def add_layers(app: FastAPI, options: ApiOptions) -> None:
     """Middleware, the innermost first. CORS stands outside of the keys: a preflight carries none."""
     app.add_middleware(AnyContentType)
+    app.add_middleware(HeadAsGet)
     if keys := Keys(options.api_keys):
         app.add_middleware(Authentication, keys=keys)
     app.add_middleware(Edge)

@@ -32,7 +32,14 @@ def parse_json(body: bytes) -> Any:
     try:
         return from_json(body.removeprefix(codecs.BOM_UTF8), allow_inf_nan=False)
     except ValueError as error:
-        raise json.JSONDecodeError(str(error), "", 0) from None
+        raise json.JSONDecodeError(_why(str(error)), "", 0) from None
+
+
+def _why(reason: str) -> str:
+    """The parser's reason, in words that say what to look for where its own do not."""
+    if "hex escape" in reason or "surrogate" in reason:
+        return f"{reason}: perhaps half of a surrogate pair, from text that was cut within a character"
+    return reason
 
 
 class JsonRequest(Request):

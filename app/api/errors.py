@@ -169,8 +169,8 @@ def install(app: FastAPI) -> None:
         assert isinstance(error, HTTPException)
         kind = ROUTER_KINDS.get(error.status_code, Kind(error.status_code, "invalid_request_error"))
         message = {
-            404: f"no such route: {request.method} {request.url.path}",
-            405: f"{request.url.path} does not take {request.method}",
+            404: f"no such route: {request.method} {request.url.path}; GET /openapi.json lists them all",
+            405: f"{request.url.path} does not take {request.method}; send {(error.headers or {}).get('Allow')}",
         }.get(error.status_code, str(error.detail))
         answer = EarlyAnswer if isinstance(error, TooLarge) and error.has_rest else JSONResponse
         status, body = told_at(request.url.path, kind.status, envelope(message, kind))

@@ -24,10 +24,10 @@ async def health(api: ApiDep) -> Response:
     return JSONResponse({"status": "ok"})
 
 
-@router.head("/", include_in_schema=False)
-async def knock() -> Response:
-    """Some agents knock before they ask."""
-    return Response()
+@router.get("/", include_in_schema=False)
+async def welcome() -> dict[str, str]:
+    """Where to go from here, for who opens the URL itself; some agents knock here before they ask."""
+    return {"name": "tandem", "api": "/v1", "docs": "/docs", "schema": "/openapi.json"}
 
 
 @router.get("/healthz", **answers(Liveness, LOOKING[:2]))

@@ -39,6 +39,13 @@ async def test_not_a_json_object(client: httpx.AsyncClient, body: bytes) -> None
     is_error(await client.post(CHAT, content=body), 400, code="invalid_json")
 
 
+async def test_half_a_surrogate_pair_is_named(client: httpx.AsyncClient) -> None:
+    for content in (rb"\ud83d", rb"\ud83d and more", rb"\ude00", rb"\ud83d\u0041"):
+        body = b'{"messages":[{"role":"user","content":"' + content + b'"}]}'
+        error = is_error(await client.post(CHAT, content=body), 400, code="invalid_json")
+        assert "surrogate" in error["message"], content
+
+
 WRONG: list[tuple[str, Any]] = [
     ("messages", "hi"),
     ("messages", []),

@@ -41,6 +41,25 @@ async def test_ready(client: httpx.AsyncClient) -> None:
         assert (await client.get(path)).status_code == 200
 
 
+async def test_the_url_itself_says_where_to_go(client: httpx.AsyncClient) -> None:
+    facts = (await client.get("/")).json()
+    assert (await client.get(facts["schema"])).status_code == (await client.get(facts["docs"])).status_code == 200
+
+
+async def test_head_is_get_without_a_body(client: httpx.AsyncClient) -> None:
+    for path in ("/", "/health", "/readyz", "/v1/models", "/v1/models/none", "/nope"):
+        head, got = await client.head(path), await client.get(path)
+        assert head.status_code == got.status_code and head.content == b""
+        assert head.headers["content-length"] == got.headers["content-length"]
+    assert (await client.head(CHAT)).status_code == 405
+
+
+async def test_wrong_ways_in_say_the_right_ones(client: httpx.AsyncClient) -> None:
+    assert "send POST" in is_error(await client.get(CHAT), 405, code="method_not_allowed")["message"]
+    assert "send GET" in is_error(await client.put("/v1/models"), 405, code="method_not_allowed")["message"]
+    assert "/openapi.json" in is_error(await client.get("/v1/nope"), 404, code="unknown_route")["message"]
+
+
 async def test_loading(client: httpx.AsyncClient, engine: FakeEngine) -> None:
     engine.set_status(phase=Phase.LOADING, progress=0.25, seconds_left=12.4, detail="uploading to w1:50052")
     assert (await client.get("/healthz")).status_code == 200
