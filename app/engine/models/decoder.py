@@ -23,6 +23,7 @@ from app.engine.models.base import (
 )
 from app.engine.models.feed_forward import Mixture, declare_gated, declare_mixture, gated, mixture
 from app.engine.models.hparams import Keys, read_hyperparameters
+from app.engine.models.prediction import check_prediction_blocks
 from app.engine.models.rope import read_rope
 from app.engine.models.scope import Scope
 from app.engine.models.weights import LayerWeights, WeightTable
@@ -49,6 +50,7 @@ class Decoder(Model):
         self._declare(table)
         self._weights = table.ordered()
         self.unused_tensors = tuple(table.unused())
+        check_prediction_blocks(self.keys, self.p)
 
     # What an architecture says about itself.
 

@@ -10,10 +10,10 @@ from app.engine.graph import Tensor
 from app.engine.models.attention import Attention
 from app.engine.models.decoder import Decoder
 from app.engine.models.feed_forward import gated
-from app.engine.models.rope import read_rope
+from app.engine.models.rope import read_freq_base, read_rope
 from app.engine.models.scope import Scope
 from app.engine.models.weights import LayerWeights
-from app.engine.models.windows import windowed_layers
+from app.engine.models.windows import read_window, windowed_layers
 
 #: The 27B model scales its queries by the width of an embedding per head, not by the head size.
 _LAYERS_OF_27B = 62
@@ -27,10 +27,10 @@ class Gemma3(Decoder):
     def read(self) -> None:
         super().read()
         self.embed_scale = math.sqrt(self.n_embd)
-        window = self.keys.integer("attention.sliding_window", 0)
+        window = read_window(self.keys, 0)
         self.windows = (window,) if window else ()
         self.is_windowed = windowed_layers(self.keys, self.p.n_blocks, 6) if window else (False,) * self.p.n_blocks
-        local_base = self.keys.number("rope.freq_base_swa", 10000.0)
+        local_base = read_freq_base(self.keys, "rope.freq_base_swa")
         self.local_rope = read_rope(self.keys, self.rope_mode, self.p.n_rot, freq_base=local_base, scaled=False)
         self.logit_softcap = self.keys.number("final_logit_softcapping", 0.0)
         width = self.n_embd / self.p.n_heads[0] if self.n_layers == _LAYERS_OF_27B else self.p.key_length

@@ -9,7 +9,7 @@ from app.engine.models.attention import Attention
 from app.engine.models.decoder import Decoder
 from app.engine.models.feed_forward import Gating, Mixture
 from app.engine.models.weights import LayerWeights
-from app.engine.models.windows import windowed_layers
+from app.engine.models.windows import read_window, windowed_layers
 
 _ALPHA, _LIMIT = 1.702, 7.0
 
@@ -20,8 +20,9 @@ class GptOss(Decoder):
 
     def read(self) -> None:
         super().read()
-        self.windows = (self.keys.integer("attention.sliding_window"),)
-        self.is_windowed = windowed_layers(self.keys, self.p.n_blocks, 2)
+        window = read_window(self.keys)
+        self.windows = (window,) if window else ()
+        self.is_windowed = windowed_layers(self.keys, self.p.n_blocks, 2) if window else (False,) * self.p.n_blocks
 
     def read_mixture(self) -> Mixture:
         return Mixture(

@@ -14,6 +14,8 @@ T = TypeVar("T")
 
 MAX_BLOCKS = 512
 MAX_EXPERTS = 1024
+#: Positions are 32-bit integers.
+MAX_CONTEXT_TOKENS = (1 << 31) - 1
 
 
 class Keys:
@@ -33,7 +35,17 @@ class Keys:
         return self.gguf.integer(self._key(name), *_given(default))
 
     def number(self, name: str, default: float | None = None) -> float:
-        return self.gguf.number(self._key(name), *_given(default))
+        """A finite number; no formula of any model goes on with another."""
+        value = self.gguf.number(self._key(name), *_given(default))
+        if not math.isfinite(value):
+            raise self.wrong(name, value, "a finite number")
+        return value
+
+    def positive(self, name: str, default: float | None = None) -> float:
+        value = self.number(name, default)
+        if value <= 0:
+            raise self.wrong(name, value, "more than 0")
+        return value
 
     def flag(self, name: str, default: bool | None = None) -> bool:
         return self.gguf.flag(self._key(name), *_given(default))
@@ -50,11 +62,17 @@ class Keys:
         value = self.gguf.metadata.get(self._key(name))
         if not isinstance(value, list):
             return self.integer(name, default)
+        if not value:
+            raise self.wrong(name, value, "a number, or one per block")
         if len(set(value)) != 1 or not isinstance(value[0], int):
             raise UnsupportedModel(
                 f"{self.gguf.path}: {self._key(name)} differs between blocks, which is not supported"
             )
         return value[0]
+
+    def wrong(self, name: str, value: object, expected: str) -> FormatError:
+        """For a key whose value is of the right type, but makes no sense."""
+        return self.error(f"{self._key(name)} is {value}, expected {expected}; the file is corrupt or badly converted")
 
     def error(self, message: str) -> FormatError:
         return FormatError(f"{self.gguf.path}: {message}")
@@ -118,8 +136,8 @@ def read_hyperparameters(keys: Keys) -> Hyperparameters:
             f"heads of {key_length} and {value_length} channels, {n_rot} of which are rotated, make no model"
         )
     n_ctx_train = keys.integer("context_length")
-    if n_ctx_train <= 0:
-        raise keys.error(f"a context of {n_ctx_train} tokens makes no model")
+    if not 0 < n_ctx_train <= MAX_CONTEXT_TOKENS:
+        raise keys.error(f"a context of {n_ctx_train} tokens makes no model (1 to {MAX_CONTEXT_TOKENS})")
     return Hyperparameters(
         architecture=keys.architecture,
         name=keys.gguf.text("general.name", keys.architecture),
@@ -134,9 +152,17 @@ def read_hyperparameters(keys: Keys) -> Hyperparameters:
         key_length=key_length,
         value_length=value_length,
         n_rot=n_rot,
-        eps=keys.number("attention.layer_norm_rms_epsilon"),
+        eps=_epsilon(keys),
         experts=_experts(keys),
     )
+
+
+def _epsilon(keys: Keys) -> float:
+    name = "attention.layer_norm_rms_epsilon"
+    eps = keys.number(name)
+    if not 0 <= eps < 1:
+        raise keys.wrong(name, eps, "a small positive number")
+    return eps
 
 
 def _kv_heads(keys: Keys, n_blocks: int, n_heads: tuple[int, ...]) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ from app.engine.models.base import CacheSpec, InputKind
 from app.engine.models.decoder import Decoder
 from app.engine.models.delta_net import declare_delta_net, delta_net, delta_net_caches, read_delta_net
 from app.engine.models.feed_forward import Mixture, declare_shared_expert, narrow_experts, shared_expert
+from app.engine.models.rope import read_sections
 from app.engine.models.scope import Scope
 from app.engine.models.weights import LayerWeights
 
@@ -27,8 +28,7 @@ class Qwen35(Decoder):
     def read(self) -> None:
         super().read()
         if self.rope_mode is RopeMode.IMROPE:
-            a, b, c, d = self.keys.per_block("rope.dimension_sections", 4)
-            self.rope = replace(self.rope, sections=(a, b, c, d))
+            self.rope = replace(self.rope, sections=read_sections(self.keys))
             self.position_streams = 4
         self.net = read_delta_net(self.keys, grouped=self.grouped_heads)
         self.is_recurrent = self._recurrent_layers()
@@ -42,6 +42,8 @@ class Qwen35(Decoder):
         if self.keys.has("attention.recurrent_layers"):
             return tuple(map(bool, self.keys.per_block("attention.recurrent_layers", self.p.n_blocks)))
         interval = self.keys.integer("full_attention_interval", 4)
+        if interval < 1:
+            raise self.keys.wrong("full_attention_interval", interval, "1 or more layers")
         return tuple((layer + 1) % interval != 0 for layer in range(self.p.n_blocks))
 
     def attention(self, layer: int) -> Attention:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 
 from app.engine.ggml import RopeMode
-from app.engine.models.hparams import Keys
+from app.engine.models.hparams import MAX_CONTEXT_TOKENS, Keys
 from app.engine.rope import RopeParams
 from app.errors import UnsupportedModel
 
+_MAX_PAIRS = 1 << 16
 SCALINGS = ("none", "linear", "yarn", "longrope")
 
 
@@ -26,7 +27,7 @@ def read_rope(
     `own_betas`: the architecture reads the YaRN betas and the log multiplier from the file.
     """
     scaling = scaling_type(keys)
-    factor = keys.number("rope.scaling.factor", keys.number("rope.scale_linear", 0.0)) or 1.0
+    factor = _scaling_factor(keys)
     attn_factor = keys.number("rope.scaling.attn_factor", 1.0)
     if scaling == "none" or not scaled:
         factor = 1.0
@@ -38,14 +39,49 @@ def read_rope(
     return RopeParams(
         n_dims=n_dims,
         mode=mode,
-        n_ctx_orig=keys.integer("rope.scaling.original_context_length", keys.integer("context_length")),
-        freq_base=freq_base if freq_base is not None else keys.number("rope.freq_base", 10000.0),
+        n_ctx_orig=original_context(keys),
+        freq_base=freq_base if freq_base is not None else read_freq_base(keys, "rope.freq_base"),
         freq_scale=1.0 / factor,
         ext_factor=1.0 if is_yarn else 0.0,
         attn_factor=attn_factor,
-        beta_fast=keys.number("rope.scaling.yarn_beta_fast", 32.0) if own_betas else 32.0,
-        beta_slow=keys.number("rope.scaling.yarn_beta_slow", 1.0) if own_betas else 1.0,
+        beta_fast=keys.positive("rope.scaling.yarn_beta_fast", 32.0) if own_betas else 32.0,
+        beta_slow=keys.positive("rope.scaling.yarn_beta_slow", 1.0) if own_betas else 1.0,
     )
+
+
+def read_freq_base(keys: Keys, name: str) -> float:
+    """The base of the frequencies; with 1 or less they would not fall from pair to pair."""
+    base = keys.number(name, 10000.0)
+    if base <= 1:
+        raise keys.wrong(name, base, "more than 1")
+    return base
+
+
+def read_sections(keys: Keys) -> tuple[int, int, int, int]:
+    """How many pairs of channels each of the four runs of positions rotates."""
+    name = "rope.dimension_sections"
+    a, b, c, d = sections = keys.per_block(name, 4)
+    if min(sections) < 0 or not 0 < sum(sections) <= _MAX_PAIRS:
+        raise keys.wrong(name, list(sections), f"four counts of pairs of channels, 1 to {_MAX_PAIRS} together")
+    return a, b, c, d
+
+
+def original_context(keys: Keys) -> int:
+    """The context a scaling starts from, in tokens; the model's own where the file names none."""
+    name = "rope.scaling.original_context_length"
+    n_tokens = keys.integer(name, 0) or keys.integer("context_length")
+    if not 0 < n_tokens <= MAX_CONTEXT_TOKENS:
+        raise keys.wrong(name, n_tokens, f"1 to {MAX_CONTEXT_TOKENS} tokens")
+    return n_tokens
+
+
+def _scaling_factor(keys: Keys) -> float:
+    """How many times longer the context becomes; 0, like no entry at all, means once."""
+    name = "rope.scaling.factor" if keys.has("rope.scaling.factor") else "rope.scale_linear"
+    factor = keys.number(name, 0.0)
+    if factor < 0:
+        raise keys.wrong(name, factor, "more than 0")
+    return factor or 1.0
 
 
 def scaling_type(keys: Keys) -> str:
@@ -66,6 +102,5 @@ def factor_tensor(keys: Keys, n_ctx: int) -> str | None:
 
 def factor_tensor_by_context(keys: Keys, n_ctx: int) -> str | None:
     """The long factors when a sequence may be longer than the original context, else the short ones."""
-    original = keys.integer("rope.scaling.original_context_length", keys.integer("context_length"))
-    name = f"rope_factors_{'long' if n_ctx > original else 'short'}.weight"
+    name = f"rope_factors_{'long' if n_ctx > original_context(keys) else 'short'}.weight"
     return name if name in keys.gguf.tensors else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tracemalloc
 from collections import Counter
 from contextlib import closing
@@ -268,6 +269,13 @@ def test_an_unknown_architecture_is_refused_by_name_with_the_list(make) -> None:
         ({"llama.rope.dimension_count": 7}, "7 of which are rotated"),
         ({"llama.rope.dimension_count": 18}, "18 of which are rotated"),
         ({"llama.context_length": 0}, "a context of 0 tokens"),
+        ({"llama.context_length": 1 << 31}, "a context of 2147483648 tokens"),
+        ({"llama.rope.freq_base": 0.0}, r"llama\.rope\.freq_base is 0\.0, expected more than 1"),
+        ({"llama.rope.freq_base": math.nan}, r"freq_base is nan, expected a finite number"),
+        ({"llama.rope.scaling.factor": -2.0}, r"llama\.rope\.scaling\.factor is -2\.0, expected more than 0"),
+        ({"llama.rope.scaling.factor": math.inf}, r"factor is inf, expected a finite number"),
+        ({"llama.rope.scaling.original_context_length": -5}, r"original_context_length is -5, expected 1 to"),
+        ({"llama.attention.layer_norm_rms_epsilon": -1.0}, r"rms_epsilon is -1\.0, expected a small positive number"),
         ({"llama.rope.dimension_count": 8}, "dimension_count is 8"),
         ({"llama.rope.scaling.type": "spiral"}, "rope scaling 'spiral' is not supported"),
         ({"llama.expert_count": 4}, "expert_used_count' is missing"),
