@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from app.engine.devices.numpy import NumpyDevice
-from app.engine.ggml import GGMLType, Op, TensorFlag, contiguous_strides
+from app.engine.ggml import GGMLType, Op, RopeMode, TensorFlag, contiguous_strides
 from app.engine.graph import shape4
 from app.engine.opcheck import RULES, check_program
 from app.engine.program import Buffer, PlacedTensor, Program
@@ -21,6 +21,9 @@ from tests.contract import test_ops  # noqa: F401  fills CASES
 from tests.contract.cases import CASES, F16, F32, I32, CaseBuilder, check_untouched, place, read_all
 
 BUFFER = Buffer("CPU", 1 << 20)
+INT_MAX = (1 << 31) - 1
+#: Parameters of ROPE up to its sections: 8 dimensions, base 10000, no scaling.
+IMROPE = (0, 8, RopeMode.IMROPE, 0, 0, *map(int, np.array([1e4, 1, 0, 1, 32, 1], np.float32).view(np.int32)))
 
 
 def tensor(
@@ -188,6 +191,10 @@ BROKEN: list[tuple[Op, list[Leaf], Leaf, tuple[int, ...], str]] = [
     (Op.ROPE, [(F32, 8, 2, 3), (I32, 3)], (F32, 8, 2, 3), (0, 7, 0), "that must be even"),
     (Op.ROPE, [(F32, 8, 2, 3), (I32, 3)], (F32, 8, 2, 3), (0, 8, 1), "no rope mode 1"),
     (Op.ROPE, [(F32, 8, 2, 3), (I32, 3)], (F32, 8, 2, 3), (0, 8, 8), "the positions has shape"),
+    (Op.ROPE, [(F32, 8, 2, 3), (I32, 12)], (F32, 8, 2, 3), (*IMROPE, 4, -1, 4, 0), "the sections are"),
+    (Op.ROPE, [(F32, 8, 2, 3), (I32, 12)], (F32, 8, 2, 3), (*IMROPE, 0, 0, 0, 0), "the sections are"),
+    (Op.ROPE, [(F32, 8, 2, 3), (I32, 12)], (F32, 8, 2, 3), (*IMROPE, INT_MAX, INT_MAX, 2, 0), "the sections are"),
+    (Op.ROPE, [(F32, 8, 2, 3), (I32, 12)], (F32, 8, 2, 3), (*IMROPE, INT_MAX // 2, 0, 0, 0), "the sections are"),
     (Op.FLASH_ATTN_EXT, [(F32, 8, 2, 4), (F16, 8, 6, 3), (F16, 8, 6, 3)], (F32, 8, 4, 2), (), "4 query heads on 3"),
     (Op.FLASH_ATTN_EXT, [(F32, 8, 2, 4), (F16, 8, 6, 2), (F16, 8, 5, 2)], (F32, 8, 4, 2), (), "same cells"),
     (

@@ -111,7 +111,8 @@ def rope(n: NodeCheck) -> None:
         n.require(sound, "the parameters of its context extension make no sense")
     if mode in SECTION_MODES:
         sections = [n.param(i) for i in range(11, 15)]
-        n.require(min(sections) >= 0 and sum(sections) > 0, f"the sections are {sections}")
+        # Three times their sum must fit 32 bits: kernels count in them.
+        n.require(min(sections) >= 0 and 0 < 3 * sum(sections) < 1 << 31, f"the sections are {sections}")
 
 
 RULES = {O.MUL_MAT: mul_mat, O.MUL_MAT_ID: mul_mat_id, O.FLASH_ATTN_EXT: flash_attn_ext, O.ROPE: rope}
