@@ -35,6 +35,7 @@ _TICK, _BUILT, _CONCAT, _SLICE = "\0tick", "\0built", "\0concat", "\0slice"
 _ALLOWED_CHANGES = frozenset({"append", "pop"})
 
 _CHARS_PER_STEP = 16
+_MAX_REFUSAL_CHARS = 2000
 
 #: What calls cost in the time that one turn of a loop takes.
 _STEPS_PER_CALL = 6
@@ -212,7 +213,10 @@ def _slice(context: Context, value: Any, start: Any, stop: Any, step: Any) -> An
 
 
 def _raise(message: object = "") -> NoReturn:
-    raise TemplateRefusal(str(message))
+    """Clients are shown these words: as many as make sense, and none that cannot be written."""
+    words = str(message).encode("utf-8", "replace").decode()
+    cut = f"{words[:_MAX_REFUSAL_CHARS]}..." if len(words) > _MAX_REFUSAL_CHARS else words
+    raise TemplateRefusal(cut or "it gives no reason")
 
 
 _WIDE_TIME = re.compile(r"%[^a-zA-Z%]*\d{3}")

@@ -23,6 +23,8 @@ _MOST_FILL = 10_000
 _MOST_BITS = 4096
 _STEPS_PER_FILTER = 4
 _WIDE_FIELD = re.compile(r"%[^%a-zA-Z]*(?:\*|\d{5})|\{[^{}]*(?:\d{5}|\{)")
+#: The same behind the name in `%(name)99999d`, which may hold letters and brackets of its own.
+_WIDE_NAMED_FIELD = re.compile(r"\)[^%)a-zA-Z]*(?:\*|\d{5})")
 
 
 def meter_of(context: Context) -> Meter:
@@ -49,7 +51,7 @@ def check_fill(n: object) -> None:
 
 def check_format(text: str) -> None:
     """Refuse format strings with very wide fields, or widths that come from values."""
-    if _WIDE_FIELD.search(text):
+    if _WIDE_FIELD.search(text) or ("%(" in text and _WIDE_NAMED_FIELD.search(text)):
         raise TemplateLimit("it asks for a very wide field")
 
 

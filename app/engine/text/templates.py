@@ -39,6 +39,11 @@ if TYPE_CHECKING:
 
 _KEY = "tokenizer.chat_template"
 
+#: The largest known templates have 40,000; compiling takes a second for every hundred thousand.
+_MAX_SOURCE_CHARS = 250_000
+
+_LIMIT_CODE = "template_limit"
+
 _environment = Sandbox()
 
 
@@ -71,6 +76,11 @@ class ChatTemplate:
         self._limits = limits
         self._clock = clock
         self._monotonic = monotonic
+        if len(source) > _MAX_SOURCE_CHARS:
+            raise ModelError(
+                f"the chat template cannot be used: it has {len(source)} characters, at most {_MAX_SOURCE_CHARS} are "
+                f"allowed; give a shorter one with --chat-template-file"
+            )
         try:
             self._template = _environment.from_string(patched(source))
         except TemplateError as error:
@@ -109,7 +119,10 @@ class ChatTemplate:
 
     @cached_property
     def capabilities(self) -> Capabilities:
-        """What this template can take; worked out at first use, by about twenty small renderings."""
+        """What this template can take; worked out at first use, by about twenty small renderings.
+
+        Raises RequestError where even these do not end within the limits.
+        """
         return find_capabilities(self.source, self._try)
 
     def render(
@@ -204,7 +217,7 @@ class ChatTemplate:
             ) from None
         except TemplateLimit as error:
             raise RequestError(
-                f"the model's chat template does not finish within its limits: {error}", code="template_limit"
+                f"the model's chat template does not finish within its limits: {error}", code=_LIMIT_CODE
             ) from None
         except Exception as error:  # a template can fail in any way a program can
             raise RequestError(
@@ -215,10 +228,12 @@ class ChatTemplate:
         return text
 
     def _try(self, messages: list[Message], **variables: Any) -> str | None:
-        """What the template makes of a probe; None when it refuses."""
+        """What the template makes of a probe; None when it refuses. One that does not end is not probed further."""
         try:
             return self.render_raw(messages, now=datetime(2000, 1, 1), **variables)
-        except RequestError:
+        except RequestError as error:
+            if error.code == _LIMIT_CODE:
+                raise
             return None
 
 

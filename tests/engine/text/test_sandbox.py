@@ -10,7 +10,7 @@ import pytest
 
 from app.engine.text.meter import Limits
 from app.engine.text.templates import ChatTemplate
-from app.errors import RequestError
+from app.errors import InvalidParameter, ModelError, RequestError
 
 #: Small enough that each case takes a fraction of a second.
 LIMITS = Limits(steps=60_000)
@@ -46,6 +46,8 @@ ENDLESS = {
         "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(99) }}"
     ),
     "a recursive loop": "{% for i in [1, 2] recursive %}{{ loop([1, 2]) }}{% endfor %}",
+    "a wide field with a name": "{{ '%(a)1000000000d' % {'a': 5} }}",
+    "a wide field whose name has brackets": "{{ '%(a(b)c)-1000000000d' % {'a(b)c': 5} }}",
     "a wide field": "{{ '%1000000000d' % 5 }}",
     "a field as wide as a value": "{{ '%*d' % (10**9, 5) }}",
     "a wide format": "{{ '{:1000000000}'.format(5) }}",
@@ -151,3 +153,36 @@ def test_a_usual_rendering_takes_about_a_millisecond() -> None:
     for _ in range(50):
         template.render(messages)
     assert (time.process_time() - start) / 50 < 0.002 * 3
+
+
+def test_a_template_that_does_not_end_is_not_tried_in_twenty_ways() -> None:
+    ticks = iter(range(1_000_000))
+    template = ChatTemplate(ENDLESS["loops in loops"], monotonic=lambda: float(next(ticks)))
+    for _ in range(2):
+        with pytest.raises(RequestError, match="does not finish within its limits"):
+            template.render([{"role": "user", "content": "hi"}])
+    assert next(ticks) < 100
+
+
+def test_a_template_of_a_megabyte_is_refused_before_it_is_compiled() -> None:
+    with pytest.raises(ModelError, match=r"it has 1600000 characters, at most 250000 .* --chat-template-file"):
+        ChatTemplate("{{ 1 }} " * 200_000)
+
+
+@pytest.mark.parametrize(
+    ("argument", "words"),
+    [
+        ("", "it gives no reason"),
+        ("nothing_of_that_name", "it gives no reason"),
+        ("5", "5"),
+        ("'x' * 100000", "x" * 2000 + "..."),
+        ("'a\\ud800b'", "a?b"),
+        ("namespace(a=1)", "<namespace>"),
+        ("[1, {'a': none}]", "[1, {'a': None}]"),
+    ],
+)
+def test_whatever_a_template_refuses_with_can_be_shown(argument: str, words: str) -> None:
+    template = ChatTemplate("{{ raise_exception(" + argument + ") }}")
+    with pytest.raises(InvalidParameter) as caught:
+        template.render([{"role": "user", "content": "hi"}])
+    assert str(caught.value) == f"the model's chat template refuses these messages: {words}"
