@@ -24,6 +24,14 @@ class _Job:
     surfaces: bool  # whether this job reports an earlier job's error
 
 
+def _nothing() -> None:
+    """The job of a mark."""
+
+
+_DONE: Future[None] = Future()
+_DONE.set_result(None)
+
+
 class Lane:
     """Runs jobs in order on a thread of its own.
 
@@ -60,6 +68,27 @@ class Lane:
         self._put(_Job(work, future, surfaces))
         return future
 
+    def do(self, work: Callable[[], T]) -> T:
+        """Queue a job and wait for its result, without a future where it is done in the caller's thread."""
+        if not self._seize():
+            result: T = self.call(work).result()
+            return result
+        try:
+            return work()
+        except BaseException as error:
+            self._error = self._error or error
+            raise
+        finally:
+            self._release()
+
+    def mark(self) -> Future[None]:
+        """Resolves when everything queued before is done; reports an earlier job's error."""
+        with self._wake:
+            self._check_open()
+            if self._callers_may_block and self._is_idle() and self._error is None:
+                return _DONE
+        return self.call(_nothing, surfaces=True)
+
     def wait_for(self, future: Future[T]) -> T:
         """Only for use inside a job: the result of a future, for which this job and all behind it wait.
 
@@ -87,21 +116,35 @@ class Lane:
             self._thread.join()
 
     def _put(self, job: _Job) -> None:
+        if self._seize(job):
+            self._do(job)
+            self._release()
+
+    def _seize(self, otherwise: _Job | None = None) -> bool:
+        """Whether the caller does a job itself, now; if not, `otherwise` is queued."""
         with self._wake:
-            if self._closed:
-                raise DeviceLost(self.name, "the device was closed")
-            at_once = self._callers_may_block and not self._busy and not self._jobs
+            self._check_open()
+            at_once = self._callers_may_block and self._is_idle()
             if at_once:
                 self._busy = True
-            else:
-                self._jobs.append(job)
+            elif otherwise is not None:
+                self._jobs.append(otherwise)
                 self._wake.notify()
-        if at_once:
-            self._do(job)
-            with self._wake:
-                self._busy = False
-                if self._jobs or self._closed:
-                    self._wake.notify()
+        return at_once
+
+    def _release(self) -> None:
+        with self._wake:
+            self._busy = False
+            if self._jobs or self._closed:
+                self._wake.notify()
+
+    def _is_idle(self) -> bool:
+        """Whether there is nothing before a new job. The lock is held."""
+        return not self._busy and not self._jobs
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise DeviceLost(self.name, "the device was closed")
 
     def _work(self) -> None:
         while True:

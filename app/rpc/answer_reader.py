@@ -10,21 +10,28 @@ from __future__ import annotations
 import select
 import socket
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from app.errors import ProtocolError
-from app.rpc.outbox import now
+from app.rpc.outbox import Answer, now
 from app.rpc.protocol import AnswerParser
 from app.rpc.short_waits import ShortWaits
+from app.rpc.wire import ANSWER_HEADER
 
 if TYPE_CHECKING:
     from app.rpc.dispatcher import Dispatcher
 
 #: Answers of this size and more are received straight into memory of their own.
 DIRECT_BYTES = 2048
+
+#: Answers up to this size get their memory before they come. It is touched then, or the first bytes would wait for it.
+AHEAD_BYTES = 16 << 20
+PAGE_BYTES = 4096
 
 #: So many answers in a row must be read by who waits for them before the reader's own thread rests, and so long it
 #: rests before it looks whether that is still so. An answer that nobody waits for may come late by that much, once.
@@ -136,7 +143,31 @@ class AnswerReader:
 
     def _take(self) -> None:
         """Wait for bytes and deliver what is whole."""
-        self._understand(self._receive(self._parser.space()))
+        answer = self._expected()
+        if answer is not None and answer.into is None and DIRECT_BYTES <= answer.least == answer.most <= AHEAD_BYTES:
+            self._take_bulk(answer)
+        else:
+            self._understand(self._receive(self._parser.space()))
+
+    def _take_bulk(self, answer: Answer) -> None:
+        """Wait for an answer whose size is known, with memory at hand in which it can come in one piece."""
+        parser = self._parser
+        head = parser.space()
+        if parser.buffered:  # the beginning of a header: rare
+            self._understand(self._receive(head))
+            return
+        head, body = head[: ANSWER_HEADER.size], _touched(answer.least)
+        n = self._receive(head, body, flags=socket.MSG_WAITALL)
+        parser.received(min(n, len(head)))
+        n -= min(n, len(head))
+        if parser.begin(answer.command, answer.least, answer.most) is None:
+            parser.feed(body[:n])
+            self._understand(0)
+            return
+        parser.passed(n)
+        wanted = answer.future.set_running_or_notify_cancel()
+        self._fill(body, n)
+        self._resolve(answer, body, wanted)
 
     def _understand(self, n: int) -> None:
         parser = self._parser
@@ -144,14 +175,19 @@ class AnswerReader:
         while parser.buffered and self._deliver():
             pass
 
-    def _receive(self, space: memoryview, flags: int = 0) -> int:
-        """Receive something; with MSG_WAITALL all of `space`, unless a tick passes in the middle.
+    def _expected(self) -> Answer | None:
+        with self._lock:
+            return self._pending[0] if self._pending else None
 
-        Raises EOFError, OSError.
-        """
+    def _receive(self, *spaces: memoryview, flags: int = 0) -> int:
+        """Wait for an answer to begin; with MSG_WAITALL for all there is room for, as a rule."""
+        return self._wait(partial(self._short_waits.receive, *spaces, flags=flags))
+
+    def _wait(self, receive: Callable[[], int]) -> int:
+        """Receive something, with an eye on deadlines. Raises EOFError, OSError."""
         while True:
             try:
-                n = self._sock.recv_into(space, 0, flags) if flags else self._short_waits.receive(space)
+                n = receive()
             except BlockingIOError:  # one tick without a byte
                 self._check_deadlines()
                 continue
@@ -178,8 +214,7 @@ class AnswerReader:
 
     def _deliver(self) -> bool:
         """Handle one answer if its beginning is there."""
-        with self._lock:
-            answer = self._pending[0] if self._pending else None
+        answer = self._expected()
         if answer is None:
             if self._parser.understands_notices and self._parser.begin("no question", 1, 0) is None:
                 return False
@@ -188,7 +223,10 @@ class AnswerReader:
         if size is None:
             return False
         wanted = answer.future.set_running_or_notify_cancel()
-        body = self._body(answer.into if wanted else None, size)
+        self._resolve(answer, self._body(answer.into if wanted else None, size), wanted)
+        return True
+
+    def _resolve(self, answer: Answer, body: memoryview, wanted: bool) -> None:
         with self._lock:
             if (lost := self._dispatcher.lost) is not None:  # whoever lost it has failed this answer too
                 raise EOFError(lost.cause)
@@ -196,7 +234,6 @@ class AnswerReader:
         self._counters.answered(self._received_at - answer.written_at)
         if wanted:
             answer.future.set_result(body if answer.decode is None else answer.decode(body))
-        return True
 
     def _body(self, into: memoryview | None, size: int) -> memoryview:
         """An answer's body: in the caller's memory, or in memory of its own that nobody will overwrite."""
@@ -206,17 +243,24 @@ class AnswerReader:
                 parser.received(self._receive(parser.space()))
             return memoryview(bytes(view))
         target = np.empty(size, np.uint8).data if into is None else into
-        at = 0
-        while at < size:
-            part = parser.take_payload(size - at)
-            if part:
-                target[at : at + len(part)] = part
-                at += len(part)
-            else:
-                n = self._receive(target[at:size], socket.MSG_WAITALL)
-                parser.passed(n)
-                at += n
+        part = parser.take_payload(size)
+        target[: len(part)] = part
+        self._fill(target, len(part))
         return target
+
+    def _fill(self, target: memoryview, at: int) -> None:
+        """Receive the rest of a body into its place."""
+        while at < len(target):
+            n = self._wait(partial(self._sock.recv_into, target[at:], 0, socket.MSG_WAITALL))
+            self._parser.passed(n)
+            at += n
+
+
+def _touched(size: int) -> memoryview:
+    """Memory whose pages are there."""
+    memory = np.empty(size, np.uint8)
+    memory[::PAGE_BYTES] = 0
+    return memory.data
 
 
 def cause_of(error: BaseException) -> str:

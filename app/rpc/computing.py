@@ -53,8 +53,10 @@ def _run(session: Session, graph: Graph) -> None:
                 log.error("a bug in this worker ended a graph of client %s", session.client, exc_info=error)
             session.fail(f"a graph failed: {error}")
 
-    session.look_ahead()
+    go_on = session.look_ahead()
     session.workload.run(graph).add_done_callback(ran)
+    session.check()
+    go_on()
 
 
 HANDLERS: Mapping[Command, Callable[[Session, Any], None]] = {

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import socket
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from app.errors import DeviceError, TandemError
@@ -107,14 +108,18 @@ class Session:
         self._failure = self._failure or reason
         self.socket.stop_reading()
 
-    def look_ahead(self) -> None:
+    def look_ahead(self) -> Callable[[], None]:
         """Read the next request if it has come already, before something that lasts: this machine's caches, and with
-        them the speed of all this, are another's afterwards.
+        them the speed of all this, are another's afterwards. What to do right behind it, to the same end: a read.
         """
         if self._following is None and self.socket.has_more:
             self._following = self.socket.request_at_hand()
-            if isinstance(self._following, m.ReadRegion):
-                self.holdings.at(self._following.address, self._following.size_bytes)
+        following = self._following
+        if not isinstance(following, m.ReadRegion):
+            return _nothing
+        self._following = None
+        size = following.size_bytes
+        return partial(sending.send, self, self.holdings.at(following.address, size), size)
 
     def encode(self, command: Command, answer: Any) -> bytes:
         """An answer of fixed size."""
@@ -145,6 +150,10 @@ class Session:
             self.holdings.free_all()
         except DeviceError as error:  # the device is closed: its memory went with it
             log.debug("nothing to free for client %s: %s", self.client, error)
+
+
+def _nothing() -> None:
+    """A session goes on with its next request."""
 
 
 _HANDLERS: Mapping[Command, Callable[[Session, Any], None]] = {

@@ -128,3 +128,38 @@ def test_callers_that_may_block_take_turns(lane: Lane) -> None:
         thread.join()
     lane.call(lambda: None).result(10)
     assert ran == [800] and not any(overlaps)
+
+
+@pytest.mark.parametrize("may_block", [False, True])
+def test_a_job_whose_result_is_waited_for_keeps_its_place_and_leaves_its_error(lane: Lane, may_block: bool) -> None:
+    lane.allow_blocking(may_block)
+    seen: list[int] = []
+    lane.submit(lambda: seen.append(1))
+    assert lane.do(lambda: [*seen, 2]) == [1, 2]
+    with pytest.raises(ValueError, match="broken"):
+        lane.do(fail)
+    with pytest.raises(ValueError, match="broken"):
+        lane.mark().result(10)
+    assert lane.mark().result(10) is None
+
+
+def test_a_mark_waits_for_what_another_thread_does(lane: Lane) -> None:
+    gate: Future[None] = Future()
+    lane.submit(lambda: gate.result(10))
+    lane.allow_blocking()
+    mark = lane.mark()
+    assert not mark.done()
+    gate.set_result(None)
+    mark.result(10)
+    assert lane.mark().done()
+
+
+@pytest.mark.parametrize("may_block", [False, True])
+def test_a_closed_lane_takes_no_marks(may_block: bool) -> None:
+    lane = Lane("closed")
+    lane.allow_blocking(may_block)
+    lane.close()
+    with pytest.raises(DeviceLost, match="closed"):
+        lane.mark()
+    with pytest.raises(DeviceLost, match="closed"):
+        lane.do(lambda: 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import struct
 import threading
 from concurrent.futures import CancelledError, Future
@@ -68,6 +69,41 @@ def test_an_answer_lands_in_the_callers_memory() -> None:
         result = read.result(WAIT_S)
         assert np.shares_memory(np.frombuffer(result, np.uint8), memory)
         assert (memory == data).all()
+
+
+@pytest.mark.parametrize("cuts", [(), (3,), (8,), (5, 9, 5000), tuple(range(1, 40))])
+def test_who_waits_for_a_long_answer_gets_it_however_it_comes(cuts: tuple[int, ...]) -> None:
+    data = np.random.default_rng(4).integers(0, 256, 200_000, np.uint8).tobytes()
+    wire = struct.pack("<Q", len(data)) + data
+    with dispatcher_pair() as (dispatcher, far):
+        for _ in range(3):
+            read, after = dispatcher.ask(ReadRegion(0, len(data))), dispatcher.ask(Ping(1))
+            far.request()
+            far.request()
+
+            def far_side() -> None:
+                for begin, end in zip((0, *cuts), (*cuts, len(wire)), strict=True):
+                    far.sock.sendall(wire[begin:end])
+                far.value(7)
+
+            with in_thread(far_side):
+                assert bytes(read.result()) == data
+                assert after.result() == Value(7)
+
+
+def test_who_waits_for_a_long_answer_hears_why_it_will_not_come() -> None:
+    notice = encode_error_notice("the oven is out of gas")
+    with dispatcher_pair() as (dispatcher, far):
+        read = dispatcher.ask(ReadRegion(0, 200_000))
+        far.request()
+
+        def far_side() -> None:
+            for at in range(len(notice)):
+                far.sock.sendall(notice[at : at + 1])
+            far.sock.shutdown(socket.SHUT_WR)
+
+        with in_thread(far_side), pytest.raises(DeviceLost, match="the worker says: the oven is out of gas"):
+            read.result()
 
 
 def test_big_transfers_in_both_directions_do_not_block_each_other() -> None:

@@ -296,14 +296,14 @@ class HostDevice(Device):
 
     def record(self) -> Future[None]:
         self._require_open()
-        return self._lane.call(lambda: None, surfaces=True)
+        return self._lane.mark()
 
     def allow_blocking(self, allowed: bool = True) -> None:
         self._lane.allow_blocking(allowed)
 
     def host_view(self, buffer: Buffer, offset: int, size_bytes: int) -> memoryview:
         self._require_open()
-        region: Memory = self._lane.call(self._region(buffer, offset, size_bytes)).result()
+        region = self._lane.do(self._region(buffer, offset, size_bytes))
         return region.data
 
     def close(self) -> None:
