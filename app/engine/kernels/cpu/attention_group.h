@@ -12,7 +12,7 @@ constexpr int kGroupVectors = kGroupRows / kNative;
 // Register blocks: cells (or elements of a value) times native vectors of rows.
 #if defined(__AVX512F__)
 constexpr int kScoreCells = 4, kScoreVectors = 2, kValueElements = 8, kValueVectors = 2;
-#elif defined(__aarch64__)
+#elif defined(__ARM_FEATURE_DOTPROD)
 constexpr int kScoreCells = 4, kScoreVectors = 2, kValueElements = 8, kValueVectors = 2;
 #elif defined(__AVX2__)
 constexpr int kScoreCells = 2, kScoreVectors = 2, kValueElements = 4, kValueVectors = 2;

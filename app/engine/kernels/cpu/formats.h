@@ -56,7 +56,7 @@ struct Shape {
 template <int kN, bool kUnrolled, class F>
 TANDEM_INLINE void each_index(F f) {
     if constexpr (kUnrolled) {
-        [&]<int... kI>(std::integer_sequence<int, kI...>) [[gnu::always_inline]] {
+        [&]<int... kI>(std::integer_sequence<int, kI...>) {
             (f(std::integral_constant<int, kI>()), ...);
         }(std::make_integer_sequence<int, kN>());
     } else {
@@ -207,7 +207,7 @@ struct Q4_K : Shape<256, 2304, 15, 0, true, 32> {
     TANDEM_INLINE static void decode(const uint8_t *p, int part, Emit emit) {
         KScales s;
         k_scales(p + 64, p, part, s);
-        each_index<4, kUnrolled>([&](auto pair) [[gnu::always_inline]] {
+        each_index<4, kUnrolled>([&](auto pair) {
             vb low[8], high[8];
             TANDEM_UNROLL
             for (int c = 0; c < 8; ++c) {
@@ -228,7 +228,7 @@ struct Q5_K : Shape<256, 2816, 31, 0, true, 32> {
         const uint8_t *first = p + 256;
         KScales s;
         k_scales(p + 64, p, part, s);
-        each_index<4, kUnrolled>([&](auto pair) [[gnu::always_inline]] {
+        each_index<4, kUnrolled>([&](auto pair) {
             const uint8_t *quants = pair == 0 ? first : p + 768 + 512 * pair;
             const int stride = pair == 0 ? 2 : 1;
             vb low[8], high[8];
@@ -249,7 +249,7 @@ struct Q6_K : Shape<256, 3360, 63, 32, false, 16> {
     template <bool kUnrolled, class Emit>
     TANDEM_INLINE static void decode(const uint8_t *p, int part, Emit emit) {
         const vf d = half_scale(p, part);
-        each_index<8, kUnrolled>([&](auto b) [[gnu::always_inline]] {
+        each_index<8, kUnrolled>([&](auto b) {
             // Of each half: low bits of the even runs of 32, alternating with the high bits of all, then those of the odd.
             const uint8_t *half = p + 288 + 1536 * (b / 4);
             const uint8_t *low_bits = b & 1 ? half + 1024 : half;
@@ -279,7 +279,7 @@ struct Q3_K : Shape<256, 1760, 7, 4, false, 16> {
         const vf d = half_scale(p, part);
         // The first half of the quants alternates with the high bits of all.
         const uint8_t *first = p + 224;
-        each_index<8, kUnrolled>([&](auto b) [[gnu::always_inline]] {
+        each_index<8, kUnrolled>([&](auto b) {
             const uint8_t *quants = b < 4 ? first : first + 1024;
             const int stride = b < 4 ? 2 : 1;
             vb w[8];
@@ -298,7 +298,7 @@ struct Q2_K : Shape<256, 1344, 3, 0, true, 16> {
     TANDEM_INLINE static void decode(const uint8_t *p, int part, Emit emit) {
         const vf d = half_scale(p, part);
         const vf dmin = half_scale(p + 32, part);
-        each_index<8, kUnrolled>([&](auto b) [[gnu::always_inline]] {
+        each_index<8, kUnrolled>([&](auto b) {
             vb w[8];
             TANDEM_UNROLL
             for (int c = 0; c < 8; ++c) {
@@ -318,7 +318,7 @@ struct IQ4_XS : Shape<256, 2176, 128, 0, false, 32> {
         const Codebook book = signed_codebook(kIq4Values);
         const vf d = half_scale(p, part);
         const vi high = widen_from(reinterpret_cast<const uint16_t *>(p + 32 + 2 * kNative * part));
-        each_index<8, kUnrolled>([&](auto b) [[gnu::always_inline]] {
+        each_index<8, kUnrolled>([&](auto b) {
             vb w[8];
             nibbles(p + 128 + 256 * b, part, w);
             TANDEM_UNROLL

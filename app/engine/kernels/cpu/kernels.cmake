@@ -35,8 +35,9 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   # gcc 12 takes its own intrinsics' undefined sources for a mistake of ours.
   tandem_kernels(avx512vnni -march=x86-64-v4 -mavx512vnni -Wno-uninitialized -Wno-maybe-uninitialized)
 elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64|ARM64")
-  list(APPEND VARIANTS neon)
+  list(APPEND VARIANTS neon i8mm)
   tandem_kernels(neon -march=armv8.2-a+dotprod)
+  tandem_kernels(i8mm -march=armv8.2-a+dotprod+i8mm)
 endif()
 
 set(TANDEM_CPU_OBJECTS)

@@ -82,6 +82,47 @@ TANDEM_INLINE void add_block(vf &acc, const vb *w, const Scales &s0, const Scale
     }
 }
 
+#if defined(TANDEM_TOKEN_PAIRS)
+// Tokens t and t + 1 at once; `w` as pair_rows leaves it.
+template <class K, int kTile>
+TANDEM_INLINE void add_block_pair(vf *acc, const vb *w, const Scales &s0, const Scales &s1, const Tile &x, int64_t b,
+                                  int t) {
+    const int8_t *q = x.q + (b * kTile + t) * 32;
+    const float *d = x.d + b * kTile + t;
+    constexpr int kHalves = 32 / K::kSub;
+    TANDEM_UNROLL
+    for (int half = 0; half < kHalves; ++half) {
+        const int64_t at = (kHalves * b + half) * kTile + t;
+        const int32_t *start = (kHalves == 1 ? x.start32 : x.start16) + at;
+        const float *sum = (kHalves == 1 ? x.sum32 : x.sum16) + at;
+        vi dots[2] = {first_sum<K>(start[0]), first_sum<K>(start[1])};
+        dot_pairs<K::kSub / 4>(w + 4 * half, q + 16 * half, q + 32 + 16 * half, dots);
+        for (int i = 0; i < 2; ++i) {
+            acc[i] = add_dot<K>(acc[i], dots[i], half == 0 ? s0 : s1, splat(d[i]), sum[i]);
+        }
+    }
+}
+#endif
+
+// kTokens tokens of a tile times a block of a panel.
+template <class K, int kTokens, int kTile>
+TANDEM_INLINE void add_blocks(vf *acc, vb *w, const Scales &s0, const Scales &s1, const Tile &x, int64_t b) {
+#if defined(TANDEM_TOKEN_PAIRS)
+    if constexpr (kTokens % 2 == 0) {
+        pair_rows<8>(w);
+        TANDEM_UNROLL
+        for (int t = 0; t < kTokens; t += 2) {
+            add_block_pair<K, kTile>(acc + t, w, s0, s1, x, b, t);
+        }
+        return;
+    }
+#endif
+    TANDEM_UNROLL
+    for (int t = 0; t < kTokens; ++t) {
+        add_block<K, kTile>(acc[t], w, s0, s1, x, b, t);
+    }
+}
+
 // One group times kTokens tokens, decoding as it goes. out[t] takes sixteen floats.
 template <class F, int kTokens, int kTile>
 void direct(const uint8_t *group, int64_t k, const Tile &x, float *const *out) {
@@ -93,7 +134,7 @@ void direct(const uint8_t *group, int64_t k, const Tile &x, float *const *out) {
             TANDEM_UNROLL
             for (int p = 0; p < kTogether; ++p) {
                 F::template decode<kTokens == 1>(group + block * F::kBlockBytes, first + p,
-                          [&](int b, const vb *w, vf d0, vf m0, vf d1, vf m1) [[gnu::always_inline]] {
+                          [&](int b, const vb *w, vf d0, vf m0, vf d1, vf m1) {
                               const Scales s0 = scales(d0, m0), s1 = scales(d1, m1);
                               TANDEM_UNROLL
                               for (int t = 0; t < kTokens; ++t) {
@@ -130,7 +171,7 @@ void decode_panel(const uint8_t *group, int64_t first_block, int64_t n_blocks, c
     for (int64_t block = 0; block < n_blocks; ++block) {
         for (int part = 0; part < kParts; ++part) {
             F::template decode<false>(group + (first_block + block) * F::kBlockBytes, part,
-                      [&](int sub, const vb *w, vf d0, vf m0, vf d1, vf m1) [[gnu::always_inline]] {
+                      [&](int sub, const vb *w, vf d0, vf m0, vf d1, vf m1) {
                           const int64_t b = block * (F::kElements / 32) + sub;
                           constexpr int kOffset = F::Kind::kOffset;
                           constexpr uint8_t kSigned = kSignedNeedsInit && kOffset != 0 ? 128 - kOffset : 0;
@@ -175,10 +216,7 @@ void panel_tile(const Panel &panel, int64_t n_blocks, const Tile &x, float *cons
             const Scales s0 = scales(load(panel.d + at), K::kMin ? load(panel.m + at) : vf{});
             const Scales s1 = kScales == 1 ? s0 : scales(load(panel.d + at + 16),
                                                          K::kMin ? load(panel.m + at + 16) : vf{});
-            TANDEM_UNROLL
-            for (int t = 0; t < kTokens; ++t) {
-                add_block<K, kTile>(acc[t], w, s0, s1, x, b, t);
-            }
+            add_blocks<K, kTokens, kTile>(acc, w, s0, s1, x, b);
         }
         TANDEM_UNROLL
         for (int t = 0; t < kTokens; ++t) {

@@ -16,7 +16,7 @@ void quantize_blocks(const float *x, int n, int64_t block, int64_t tile, int64_t
     for (int h = 0; h < kHalves; ++h) {
         values[h] = h < 2 * n ? wide_load(x + 16 * h) : wide(0.0f);
         const WideInt magnitude = as_int(values[h]) & wide_int(0x7fffffff);
-        folded[fold_place(h)] = fold_parts(as_float(magnitude), [](vf a, vf b) [[gnu::always_inline]] {
+        folded[fold_place(h)] = fold_parts(as_float(magnitude), [](vf a, vf b) {
             return (vf)((vi)a > (vi)b ? (vi)a : (vi)b);
         });
     }

@@ -49,7 +49,7 @@ TANDEM_INLINE void broadcast_row(const float *a, const float *b, int64_t n_b, fl
     }
     if (n_b == 1) {
         const Wide scalar = wide(*b);
-        return map_row(a, y, n, [&](Wide v) [[gnu::always_inline]] { return f(v, scalar); });
+        return map_row(a, y, n, [&](Wide v) { return f(v, scalar); });
     }
     for (int64_t i = 0; i < n; i += n_b) {
         zip_row(a + i, b, y + i, n_b, f);

@@ -15,7 +15,9 @@
 #endif
 
 #define TANDEM_INLINE [[gnu::always_inline]] inline
-#if defined(__AVX2__) || defined(__aarch64__)
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define TANDEM_UNROLL  // what sanitizers add would be unrolled too
+#elif defined(__AVX2__) || defined(__ARM_FEATURE_DOTPROD)
 #define TANDEM_UNROLL _Pragma("GCC unroll 16")
 #else
 #define TANDEM_UNROLL  // the baseline is there to be right; unrolled it would take minutes to compile
@@ -26,7 +28,7 @@
 #include "simd_avx512.h"
 #elif defined(__AVX2__)
 #include "simd_avx2.h"
-#elif defined(__aarch64__)
+#elif defined(__ARM_FEATURE_DOTPROD)
 #include "simd_neon.h"
 #else
 #include "simd_base.h"
@@ -160,7 +162,7 @@ TANDEM_INLINE vf fold_parts(Wide v, F f) {
     return v.part[0];
 }
 TANDEM_INLINE vf sum_parts(Wide v) {
-    return fold_parts(v, [](vf a, vf b) [[gnu::always_inline]] { return a + b; });
+    return fold_parts(v, [](vf a, vf b) { return a + b; });
 }
 
 // Where `many_sums` and its kin want vector i, so that results come out in order.
@@ -170,7 +172,7 @@ constexpr int fold_place(int i) { return kSums == 16 ? i % 4 * 4 + i / 4 : i; }
 TANDEM_INLINE float sum(Wide v) { return lanes_sum(sum_parts(v)); }
 // The largest lane; lanes must not be NaN.
 TANDEM_INLINE float max_lane(Wide v) {
-    return lanes_max(fold_parts(v, [](vf a, vf b) [[gnu::always_inline]] { return a > b ? a : b; }));
+    return lanes_max(fold_parts(v, [](vf a, vf b) { return a > b ? a : b; }));
 }
 
 // x 2^n with one rounding, for whole n = k between -152 and 128.

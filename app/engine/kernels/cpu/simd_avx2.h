@@ -60,11 +60,11 @@ TANDEM_INLINE void fold_many(const vf (&v)[kSums], float *out, F f) {
     _mm_storel_pi(reinterpret_cast<__m64 *>(out + 2), _mm256_extractf128_ps(ones, 1));
 }
 TANDEM_INLINE void many_sums(const vf (&v)[kSums], float *out) {
-    fold_many(v, out, [](__m256 a, __m256 b) [[gnu::always_inline]] { return _mm256_add_ps(a, b); });
+    fold_many(v, out, [](__m256 a, __m256 b) { return _mm256_add_ps(a, b); });
 }
 // The largest lane of each by its bits as a signed integer.
 TANDEM_INLINE void many_maxima(const vf (&v)[kSums], float *out) {
-    fold_many(v, out, [](__m256 a, __m256 b) [[gnu::always_inline]] {
+    fold_many(v, out, [](__m256 a, __m256 b) {
         return _mm256_castsi256_ps(_mm256_max_epi32(_mm256_castps_si256(a), _mm256_castps_si256(b)));
     });
 }

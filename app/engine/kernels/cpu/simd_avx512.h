@@ -77,11 +77,11 @@ TANDEM_INLINE __m512 fold_many(const vf (&v)[kSums], F f) {
     return f(_mm512_shuffle_ps(twos[0], twos[1], 0x88), _mm512_shuffle_ps(twos[0], twos[1], 0xdd));
 }
 TANDEM_INLINE void many_sums(const vf (&v)[kSums], float *out) {
-    _mm512_storeu_ps(out, fold_many(v, [](__m512 a, __m512 b) [[gnu::always_inline]] { return _mm512_add_ps(a, b); }));
+    _mm512_storeu_ps(out, fold_many(v, [](__m512 a, __m512 b) { return _mm512_add_ps(a, b); }));
 }
 // The largest lane of each by its bits as a signed integer.
 TANDEM_INLINE void many_maxima(const vf (&v)[kSums], float *out) {
-    _mm512_storeu_ps(out, fold_many(v, [](__m512 a, __m512 b) [[gnu::always_inline]] {
+    _mm512_storeu_ps(out, fold_many(v, [](__m512 a, __m512 b) {
                          return _mm512_castsi512_ps(
                              _mm512_max_epi32(_mm512_castps_si512(a), _mm512_castps_si512(b)));
                      }));

@@ -1,4 +1,5 @@
-// Plain C++ over four lanes: the x86-64 baseline (SSE2) and any other machine. Correct first; the compiler vectorizes.
+// Plain C++ over four lanes, for x86-64 with SSE2 alone, Arm without dot products and any other machine. Correct first;
+// the compiler vectorizes.
 #pragma once
 
 #include <cmath>
@@ -31,14 +32,14 @@ TANDEM_INLINE float fused_one(float a, float b, float c) {
     return static_cast<float>(sum);
 }
 TANDEM_INLINE vf fused(vf a, vf b, vf c) {
-    vf out;
+    vf out{};
     for (int i = 0; i < kNative; ++i) {
         out[i] = fused_one(a[i], b[i], c[i]);
     }
     return out;
 }
 TANDEM_INLINE vf square_root(vf a) {
-    vf out;
+    vf out{};
     for (int i = 0; i < kNative; ++i) {
         out[i] = __builtin_sqrtf(a[i]);
     }
@@ -47,7 +48,7 @@ TANDEM_INLINE vf square_root(vf a) {
 TANDEM_INLINE vf larger(vf a, vf b) { return a > b ? a : b; }
 TANDEM_INLINE vf smaller(vf a, vf b) { return a < b ? a : b; }
 TANDEM_INLINE vi to_nearest(vf a) {
-    vi out;
+    vi out{};
     for (int i = 0; i < kNative; ++i) {
         // Adding 1.5 * 2^23 leaves the nearest integer, ties to even, in the low bits; what is out of its reach is
         // already whole.
@@ -62,7 +63,7 @@ TANDEM_INLINE vi to_nearest(vf a) {
 TANDEM_INLINE vf load_f16(const void *p) {
     uint16_t halves[kNative];
     std::memcpy(halves, p, sizeof(halves));
-    vf out;
+    vf out{};
     for (int i = 0; i < kNative; ++i) {
         out[i] = half_to_float(halves[i]);
     }
@@ -80,7 +81,7 @@ TANDEM_INLINE vi widen_from(const Narrow *p) {
     return vi{p[0], p[1], p[2], p[3]};
 }
 TANDEM_INLINE vb lookup(const uint8_t *table, vb index) {
-    vb out;
+    vb out{};
     for (int i = 0; i < 4 * kNative; ++i) {
         out[i] = table[index[i] & 15];
     }

@@ -12,6 +12,7 @@ namespace avx2 { extern const Kernels kernels; }
 namespace avxvnni { extern const Kernels kernels; }
 namespace avx512vnni { extern const Kernels kernels; }
 #elif defined(__aarch64__)
+namespace i8mm { extern const Kernels kernels; }
 namespace neon { extern const Kernels kernels; }
 namespace base { extern const Kernels kernels; }
 #else
@@ -25,6 +26,11 @@ namespace base { extern const Kernels kernels; }
 #ifndef HWCAP_ASIMDDP
 #define HWCAP_ASIMDDP (1 << 20)
 #endif
+#ifndef HWCAP2_I8MM
+#define HWCAP2_I8MM (1 << 13)
+#endif
+#elif defined(__aarch64__) && defined(__APPLE__)
+#include <sys/sysctl.h>
 #endif
 
 #if defined(__x86_64__)
@@ -39,6 +45,26 @@ namespace {
 bool has_avx_vnni() {
     unsigned a, b, c, d;
     return __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (a & (1u << 4)) != 0;
+}
+#endif
+
+#if defined(__aarch64__)
+struct Features {
+    bool dot_products = false;
+    bool matrix_products = false;
+};
+
+Features features() {
+#if defined(__linux__)
+    return {(getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0, (getauxval(AT_HWCAP2) & HWCAP2_I8MM) != 0};
+#elif defined(__APPLE__)
+    int has = 0;
+    size_t size = sizeof(has);
+    const bool told = sysctlbyname("hw.optional.arm.FEAT_I8MM", &has, &size, nullptr, 0) == 0;
+    return {true, told && has != 0};  // every Apple machine has dot products
+#else
+    return {};
+#endif
 }
 #endif
 
@@ -63,12 +89,11 @@ struct Runnable {
             list[n++] = &avx2::kernels;
         }
 #elif defined(__aarch64__)
-#if defined(__linux__)
-        const bool dot_products = (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
-#else
-        const bool dot_products = true;  // every Apple machine has them
-#endif
-        if (dot_products) {
+        const Features here = features();
+        if (here.dot_products && here.matrix_products) {
+            list[n++] = &i8mm::kernels;
+        }
+        if (here.dot_products) {
             list[n++] = &neon::kernels;
         }
 #endif
