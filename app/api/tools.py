@@ -15,6 +15,7 @@ from app.engine.request import Constraint
 from app.engine.service import InferenceService
 from app.engine.text.call_grammar import call_grammar, or_answer
 from app.engine.text.calls.base import CallFormat
+from app.engine.text.grammar_parts import param_of
 from app.engine.text.tool_calls import GENERIC, CallParser, call_format_of
 from app.errors import InvalidParameter
 
@@ -141,6 +142,13 @@ def tool_use(body: ChatRequest, api: Api, form: Constraint | None) -> ToolUse | 
         schemas, most = {name: schemas[name]}, 1
     constraint = _must_call(family, template.source, schemas, api, several=most is None)
     return ToolUse(family, schemas, most, constraint)
+
+
+def check_each(tools: Mapping[str, Mapping[str, Any]], api: Api) -> None:
+    """Raises InvalidParameter that names the first of the tools whose parameters, by themselves, cannot be held to."""
+    for name, schema in tools.items():
+        source = json.dumps({"type": "object", **schema}, ensure_ascii=False)
+        api.service.grammars.check(Constraint(kind="json_schema", source=source, param=param_of(name)))
 
 
 def _check_beside_calls(form: Constraint, api: Api) -> None:

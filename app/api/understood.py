@@ -15,9 +15,10 @@ from app.api.generation import Running, choice_ids
 from app.api.params import Wanted, chat_params
 from app.api.prompt import ChatPrompt, chat_prompt
 from app.api.schemas.chat import ChatRequest
-from app.api.tools import ToolUse, tool_use
+from app.api.tools import ToolUse, check_each, tool_use
 from app.engine.request import Thought
 from app.engine.text.reasoning import ReasoningFormat, reasoning_parser
+from app.errors import InvalidParameter
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,5 +76,10 @@ def held_to_form(params: Wanted, body: ChatRequest, prompt: ChatPrompt, api: Api
         constraint = use.constraint
     elif constraint is not None and api.answers_in_messages:
         constraint = in_messages(constraint, prompt, api)
-    check(constraint, api)
+    try:
+        check(constraint, api)
+    except InvalidParameter:
+        if use is not None:
+            check_each(use.tools, api)  # says which of them it is
+        raise
     return replace(params, constraint=constraint), use

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.gbnf_to_lark import gbnf_to_lark
 from numpy.typing import NDArray
 
@@ -24,7 +24,10 @@ from app.engine.text.tokenizer import Tokenizer
 from app.errors import InvalidParameter, NoTokenLeft
 
 #: Compiled grammars that are kept, and the longest source that is compiled at all.
-_KEPT, _MOST_CHARS = 64, 1 << 20
+_KEPT, _MOST_CHARS = 32, 1 << 20
+#: Work on a grammar's texts in compiling it. A repetition of repetitions eats up whatever there is, the default within
+#: four seconds and 160 MiB; this much takes a fifth of both, and is enough for an enum of 15,000 texts.
+_LEXER_FUEL = 200_000
 #: White space between the parts of a JSON text: free to be pretty, but not without end.
 _WHITESPACE = r"[ ]?|\n[ \t]{0,32}"
 _MESSAGE_CHARS = 300
@@ -34,8 +37,9 @@ _DUMP = re.compile(r"<state>|\n *\d+ \| ")
 class Matcher:
     """One answer's way through a grammar. Not thread-safe."""
 
-    def __init__(self, matcher: LLMatcher) -> None:
+    def __init__(self, matcher: LLMatcher, param: str) -> None:
         self._matcher = matcher
+        self._param = param  # the field the grammar came in
 
     def mask(self) -> NDArray[np.uint8]:
         """The tokens that may come next, one bit each, lowest bit first; ends of generation where the text is whole.
@@ -44,14 +48,21 @@ class Matcher:
         """
         mask = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
         if self._matcher.is_error():
-            raise NoTokenLeft(f"the grammar cannot be followed any further: {_short(self._matcher.get_error())}")
+            raise self._given_up()
         return mask
 
     def push(self, token: int) -> bool:
         """Go on by a token of the mask; whether the grammar is finished, so that nothing can follow."""
         if not self._matcher.consume_token(token):
-            raise NoTokenLeft(f"token {token} left the grammar: {_short(self._matcher.get_error())}")
+            raise self._given_up()
         return bool(self._matcher.is_stopped())
+
+    def _given_up(self) -> NoTokenLeft:
+        reason = _short(self._matcher.get_error())
+        return NoTokenLeft(
+            f"{self._param} is too complex to be followed any further; ask for less at once: {reason}",
+            param=self._param,
+        )
 
 
 class Grammars:
@@ -69,7 +80,7 @@ class Grammars:
 
     def matcher(self, constraint: Constraint) -> Matcher:
         """A new one, at the beginning; quick when the constraint was checked before."""
-        return Matcher(self._prototype(constraint).deep_copy())
+        return Matcher(self._prototype(constraint).deep_copy(), constraint.param)
 
     def _prototype(self, constraint: Constraint) -> LLMatcher:
         key = (constraint.kind, constraint.source)
@@ -93,11 +104,14 @@ def _compile(constraint: Constraint, vocabulary: LLTokenizer) -> LLMatcher:
             param=constraint.param,
         )
     try:
-        matcher = LLMatcher(vocabulary, _source(constraint), log_level=0)
+        limits = LLParserLimits(initial_lexer_fuel=_LEXER_FUEL)
+        matcher = LLMatcher(vocabulary, _source(constraint), log_level=0, limits=limits)
         if not matcher.is_error():
             matcher.compute_bitmask()
     except InvalidParameter:
         raise
+    except RecursionError:
+        raise _refusal(constraint, "it is nested too deep") from None
     except Exception as error:  # whatever the library raises, it is about what the client sent
         raise _refusal(constraint, _short(str(error))) from error
     if matcher.is_error():

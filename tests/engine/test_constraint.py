@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import resource
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from app.api.context import VocabularyMarks
 from app.engine.constraint import Constrainer, Mask
 from app.engine.gguf.writer import Typed
 from app.engine.grammar import Grammars
@@ -16,7 +19,7 @@ from app.engine.request import Constraint, GenerateRequest, Thought
 from app.engine.text.call_grammar import harmony_answer
 from app.engine.text.schema_check import ascii_classes, checked_schema
 from app.engine.text.tokenizer import Tokenizer
-from app.errors import InvalidParameter
+from app.errors import InvalidParameter, RequestError
 from tests.fakes.gguf import tokenizer_metadata
 
 YES = Constraint(kind="regex", source="yes( yes)?")
@@ -52,6 +55,36 @@ def test_ends_are_allowed_where_the_text_is_whole(constrainer: Constrainer, toke
     assert tokenizer.eog <= allowed and allowed - tokenizer.eog == set(tokenizer.encode(" ", **PLAIN))
     *others, last = [constraint.push(token) for token in b_tokens(tokenizer, " yes")]
     assert last and not any(others)
+
+
+def test_repetitions_of_repetitions_are_given_up_early(tokenizer: Tokenizer) -> None:
+    """Compiling one takes little memory, and whoever asked is told what it was; the field is named."""
+    grammars = Grammars(tokenizer)
+    before_bytes = resident_bytes()
+    for char in "abc":
+        bomb = Constraint(kind="regex", source=f"(({char}{{100}}){{100}}){{100}}", param="guided_regex")
+        try:
+            matcher = grammars.matcher(bomb)
+            matcher.push(tokenizer.encode(char, **PLAIN)[0])
+        except RequestError as error:
+            assert error.param == "guided_regex" and "guided_regex" in str(error)
+    assert resident_bytes() - before_bytes < 192 << 20
+
+
+def test_long_enums_are_no_bombs(tokenizer: Tokenizer) -> None:
+    texts = json.dumps({"enum": [f"value {i} of many" for i in range(10_000)]})
+    Grammars(tokenizer).check(Constraint(kind="json_schema", source=texts))
+
+
+def test_a_grammar_nested_too_deep_is_told_so(tokenizer: Tokenizer) -> None:
+    with pytest.raises(InvalidParameter, match="nested too deep"):
+        Grammars(tokenizer).check(Constraint(kind="gbnf", source="root ::= " + "(" * 20_000, param="grammar"))
+
+
+def resident_bytes() -> int:
+    """What this process holds now."""
+    pages = Path("/proc/self/statm").read_text().split()[1]
+    return int(pages) * resource.getpagesize()
 
 
 HIDDEN = {"show_special": False}
@@ -112,7 +145,7 @@ def test_markup_is_no_text_even_where_it_shows(tokenizer: Tokenizer) -> None:
 
 @pytest.mark.parametrize("thought", ["", '<|channel|>analysis<|message|>{"no"}<|end|><|start|>assistant'])
 def test_a_final_message_follows_the_schema(constrainer: Constrainer, tokenizer: Tokenizer, thought: str) -> None:
-    source = harmony_answer('{"const": "yes"}', "response_format", json.dumps)
+    source = harmony_answer('{"const": "yes"}', "response_format", VocabularyMarks(tokenizer))
     wanted = GenerateRequest(id="r", prompt=(1,), constraint=Constraint(kind="lark", source=source))
     constraint = constrainer.make(wanted)
     assert constraint is not None
