@@ -82,7 +82,7 @@ def _response_format(given: ResponseFormat) -> Iterator[Constraint]:
         schema = given.schema_ if given.json_schema is None else given.json_schema.schema_
         if schema is None:
             raise InvalidParameter(
-                "response_format of type json_schema needs a json_schema with a schema",
+                "response_format of type json_schema needs a schema",
                 param="response_format.json_schema.schema",
             )
         yield _json(schema, "response_format")

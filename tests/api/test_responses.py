@@ -184,6 +184,13 @@ async def test_forms(engine: FakeEngine) -> None:
         assert error["message"].startswith("text.format") and "not" in error["message"]
 
 
+async def test_a_form_without_its_schema(client: httpx.AsyncClient) -> None:
+    form = {"type": "json_schema", "name": "x"}
+    response = await client.post(RESPONSES, json={"input": "hi", "text": {"format": form}})
+    error = is_error(response, 400, "text.format.schema")
+    assert error["message"] == "text.format of type json_schema needs a schema"
+
+
 async def test_tool_choice() -> None:
     engine = saying(called("mcp__files__read", {}))
     kinds: list[tuple[Any, tuple[str, ...]]] = [

@@ -23,6 +23,7 @@ UNSUPPORTED = ("background", "conversation", "prompt")
 FIELD_NAMES = {
     "messages": "input",
     "response_format": "text.format",
+    "response_format.json_schema.schema": "text.format.schema",
     "max_completion_tokens": "max_output_tokens",
 }
 LOGPROBS = "message.output_text.logprobs"
@@ -121,10 +122,11 @@ def own_names() -> Iterator[None]:
     try:
         yield
     except RequestError as error:
-        head, dot, rest = (error.param or "").partition(".")
+        param = error.param or ""
+        head, dot, rest = param.partition(".")
         name = FIELD_NAMES.get(head)
         if name is not None:
-            error.param = name + dot + rest
+            error.param = FIELD_NAMES.get(param, name + dot + rest)
             error.args = (str(error).replace(head, name, 1),)
         raise
 
