@@ -9,7 +9,7 @@ from app.engine.device import Handle
 from app.engine.program import Buffer
 from app.errors import RemoteProtocolError
 from app.rpc.holdings import Holdings
-from app.rpc.lower import decode_graph
+from app.rpc.lower import decode_graph, flags_nodes
 from app.rpc.station import Station
 
 #: Graphs kept per client, so that one sent again byte by byte needs no second look.
@@ -37,6 +37,8 @@ class Graphs:
     def __init__(self, holdings: Holdings, client: str) -> None:
         self._holdings = holdings
         self._client = client
+        #: Clients older than the COMPUTE flag never set it and mean every node; others want unmarked ones skipped.
+        self._knows_flags = False
         self._stored: dict[int, Graph] = {}
         self._seen: OrderedDict[tuple[int, bytes], Graph] = OrderedDict()
         self._kept: dict[tuple[int, int], Graph] = {}
@@ -99,7 +101,9 @@ class Graphs:
 
     def _prepare(self, device: int, body: memoryview) -> Graph:
         station = self._holdings.station(device)
-        program = decode_graph(body, self._holdings.buffers, device, f"{self._client} on device {device}")
+        self._knows_flags = self._knows_flags or flags_nodes(body)
+        name = f"{self._client} on device {device}"
+        program = decode_graph(body, self._holdings.buffers, device, name, all_run=not self._knows_flags)
         handle = station.device.prepare(program)
         buffers = frozenset(tensor.buffer for tensor in program.tensors if tensor.buffer is not None)
         return Graph(station, handle, buffers)

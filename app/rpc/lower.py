@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from app.engine.ggml import MAX_OP_PARAMS, MAX_SRC, TRAITS, VIEW_OPS, GGMLType, Op, Shape, TensorFlag, tensor_bytes
 from app.engine.program import Buffer, PlacedTensor, Program
@@ -131,10 +131,24 @@ def describe_tensor(tensor: PlacedTensor, device_name: str) -> RpcTensor:
 # -- coming in ----------------------------------------------------------------------------------------------------
 
 
-def decode_graph(graph: memoryview, buffers: Mapping[int, Mapped], device: int, name: str) -> Program:
-    """Graph bytes as a program on buffers of `device`. Raises RemoteProtocolError on anything that is not right."""
+def flags_nodes(graph: memoryview) -> bool:
+    """Whether some tensor says that it is to be computed. Raises RemoteProtocolError."""
+    _, records = _split(graph)
+    return any(tensor_from_values(values).flags & TensorFlag.COMPUTE for values in TENSOR.iter_unpack(records))
+
+
+def decode_graph(
+    graph: memoryview, buffers: Mapping[int, Mapped], device: int, name: str, *, all_run: bool = False
+) -> Program:
+    """Graph bytes as a program on buffers of `device`. Raises RemoteProtocolError on anything that is not right.
+
+    `all_run`: the sender knows no COMPUTE flag, every node is meant.
+    """
     node_ids, records = _split(graph)
     tensors = [tensor_from_values(values) for values in TENSOR.iter_unpack(records)]
+    if all_run:
+        meant = frozenset(node_ids)
+        tensors = [replace(t, flags=t.flags | TensorFlag.COMPUTE) if t.id in meant else t for t in tensors]
     index = {tensor.id: i for i, tensor in enumerate(tensors)}
     if len(index) != len(tensors) or 0 in index:
         raise RemoteProtocolError("tensor ids must be unique and not zero")

@@ -118,13 +118,15 @@ class RawClient:
 class Sum:
     """r = a + b over three buffers of one connection."""
 
-    def __init__(self, client: RawClient, a: Sequence[float], b: Sequence[float], device: int = 0) -> None:
+    def __init__(
+        self, client: RawClient, a: Sequence[float], b: Sequence[float], device: int = 0, flags: int = COMPUTE
+    ) -> None:
         self.client = client
         self.handles, bases = zip(*(client.alloc(64, device) for _ in range(3)), strict=True)
         self.bases = bases
         self.a = tensor(1, self.handles[0], bases[0])
         self.b = tensor(2, self.handles[1], bases[1])
-        self.r = tensor(3, self.handles[2], bases[2], op=2, flags=COMPUTE, src=(1, 2))
+        self.r = tensor(3, self.handles[2], bases[2], op=2, flags=flags, src=(1, 2))
         client.set(self.a, struct.pack("<4f", *a))
         client.set(self.b, struct.pack("<4f", *b))
         client.tell(10, graph(device, [3], [self.a, self.b, self.r]))

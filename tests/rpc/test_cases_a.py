@@ -115,6 +115,18 @@ def test_recompute_runs_the_graph_again(client: RawClient) -> None:
     assert total.result() == (11, 21, 31, 41)
 
 
+def test_a_client_that_knows_no_compute_flag_means_every_node(client: RawClient) -> None:
+    assert Sum(client, (1, 2, 3, 4), (10, 20, 30, 40), flags=0).result() == (11, 22, 33, 44)
+    assert Sum(client, (1, 2, 3, 4), (1, 1, 1, 1)).result() == (2, 3, 4, 5)
+    assert Sum(client, (1, 2, 3, 4), (1, 1, 1, 1), flags=0).result() == (0, 0, 0, 0)  # it does: this one is skipped
+
+
+def test_an_unknown_op_of_such_a_client_is_refused(client: RawClient) -> None:
+    (handle, base) = client.alloc(64)
+    client.tell(10, graph(0, [1], [tensor(1, handle, base, op=5000)]))
+    assert client.is_closed()
+
+
 def test_recompute_with_nothing_stored(client: RawClient) -> None:
     client.tell(16, struct.pack("<I", 0))
     assert client.is_closed()
