@@ -71,6 +71,7 @@ class Vocabulary:
         Raises FormatError for contradictions, UnsupportedModel for a kind of tokenizer we do not have.
         """
         model, pre = kind_of(metadata)
+        check_arrays(metadata)
         defaults = DEFAULTS[model]
         default_ids = dict(defaults.ids)
         if row is not None and row.no_bos:
@@ -83,7 +84,10 @@ class Vocabulary:
         begins_with_bos = defaults.add_bos or (row is not None and row.begins_with_bos)
 
         def flag(key: str, default: bool) -> bool:
-            return bool(metadata.get(PREFIX + key, default))
+            value = metadata.get(PREFIX + key, default)
+            if not isinstance(value, int):
+                raise FormatError(f"{PREFIX}{key} is {value!r}, expected true or false; the file is damaged")
+            return bool(value)
 
         lowercase = flag("normalizer.lowercase", True)
         return cls(
@@ -118,6 +122,32 @@ def kind_of(metadata: Mapping[str, Any]) -> tuple[str, str]:
             f"tokenizer model {model!r} is not supported; supported are {', '.join(sorted(DEFAULTS))}"
         )
     return model, as_text(metadata.get(PREFIX + "pre", "default"))
+
+
+_TEXT, _INTEGER, _NUMBER = (bytes, str), (int,), (int, float)
+#: What the arrays of a vocabulary hold.
+_ARRAYS: Mapping[str, tuple[tuple[type, ...], str]] = {
+    "tokens": (_TEXT, "texts"),
+    "merges": (_TEXT, "texts"),
+    "token_type": (_INTEGER, "integers"),
+    "scores": (_NUMBER, "numbers"),
+    "suppress_tokens": (_INTEGER, "integers"),
+}
+
+
+def check_arrays(metadata: Mapping[str, Any]) -> None:
+    """Raises FormatError where something else is stored than an array of the right kind."""
+    for key, (kinds, name) in _ARRAYS.items():
+        stored = metadata.get(PREFIX + key)
+        if stored is None:
+            continue
+        if not isinstance(stored, list | tuple) and not hasattr(stored, "tolist"):
+            raise FormatError(
+                f"{PREFIX}{key} holds {type(stored).__name__}, expected an array of {name}; the file is damaged"
+            )
+        wrong = next((kind for kind in set(map(type, _list(stored))) if not issubclass(kind, kinds)), None)
+        if wrong is not None:
+            raise FormatError(f"{PREFIX}{key} has entries of {wrong.__name__}, expected {name}; the file is damaged")
 
 
 def as_text(value: object) -> str:

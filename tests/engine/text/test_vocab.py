@@ -35,6 +35,26 @@ def test_contradictions_are_refused() -> None:
         Tokenizer.from_metadata({**vocabulary("llama", ["a", "b"]), "tokenizer.ggml.scores": [0.0]})
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("tokens", 5, "tokens holds int, expected an array of texts"),
+        ("tokens", [1, 2], "tokens has entries of int, expected texts"),
+        ("merges", True, "merges holds bool, expected an array of texts"),
+        ("token_type", 1.5, "token_type holds float, expected an array of integers"),
+        ("token_type", [1, 1.5], "token_type has entries of float, expected integers"),
+        ("scores", "x", "scores holds str, expected an array of numbers"),
+        ("scores", [0.0, b"x"], "scores has entries of bytes, expected numbers"),
+        ("suppress_tokens", 1, "suppress_tokens holds int, expected an array of integers"),
+        ("add_bos_token", "yes", "add_bos_token is 'yes', expected true or false"),
+        ("add_space_prefix", [], r"add_space_prefix is \[\], expected true or false"),
+    ],
+)
+def test_metadata_of_the_wrong_kind_is_refused_by_its_key(key: str, value: object, words: str) -> None:
+    with pytest.raises(FormatError, match=rf"tokenizer\.ggml\.{words}"):
+        Tokenizer.from_metadata({**vocabulary("llama", ["a", "b"]), f"tokenizer.ggml.{key}": value})
+
+
 def test_token_strings_may_be_bytes_and_need_not_be_utf8() -> None:
     tokenizer = Tokenizer.from_metadata(vocabulary("llama", [b"<unk>", b"a", b"\xff", b""], scores=[0.0] * 4))
     assert tokenizer.piece(2, show_special=False) == b"\xff"
