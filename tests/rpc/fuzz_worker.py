@@ -12,7 +12,7 @@ import logging
 import socket
 import struct
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,18 @@ class Script:
         space[:n] = self._data[:n]
         self._data = self._data[n:]
         return n
+
+    def recvmsg_into(
+        self, spaces: Sequence[memoryview], ancillary_bytes: int = 0, flags: int = 0
+    ) -> tuple[int, list[object], int, None]:
+        del ancillary_bytes, flags
+        received = 0
+        for space in spaces:
+            n = self.recv_into(space)
+            received += n
+            if n < len(space):
+                break
+        return received, [], 0, None
 
     def recv(self, n: int) -> bytes:
         taken, self._data = bytes(self._data[:n]), self._data[n:]
