@@ -176,6 +176,8 @@ class Engine:
                 self._outbox.flush()
                 if self._is_idle():
                     self._wake.wait(self._idle_timeout_s())
+            except DeviceLost as error:  # heard while a ubatch was submitted: no bug
+                self._standing.on_error(error)
             except Exception as error:  # nobody may ever wait on a dead loop: fail the requests and go on
                 log.exception("the step loop failed")
                 self._fail_all(InternalError(f"the engine failed: {error!r}; this is a bug"))

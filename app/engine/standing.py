@@ -61,18 +61,19 @@ class Standing:
 
         A loss is told by the ubatch and by the device itself; only the first of the two counts.
         """
-        if isinstance(error, DeviceLost) and self.status.phase is not Phase.READY:
+        if isinstance(error, DeviceLost) and not self.can_compute:
             self._note_another(error.endpoint)
             return
         log.error("a ubatch failed: %s", error)
-        if isinstance(error, DeviceLost):
+        comes_back = isinstance(error, DeviceLost) and self.status.phase is Phase.READY  # nobody needs it after a drain
+        if isinstance(error, DeviceLost) and comes_back:
             self.n_losses += 1
             self.status = ServiceStatus(
                 phase=Phase.DEGRADED, detail=str(error.cause), lost_devices=(error.endpoint,), progress=0.0
             )
         self._fail_all(error)
         self.executor.forget_inputs()
-        if isinstance(error, DeviceLost) and self._recovery is not None:
+        if isinstance(error, DeviceLost) and comes_back and self._recovery is not None:
             recover = (self._recovery, error)
             threading.Thread(target=self._recover, args=recover, name="engine-recovery", daemon=True).start()
 

@@ -226,17 +226,23 @@ class Losable(NumpyDevice):
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self.lost = False
+        self.lost_at_once = False
+        self.held = threading.Event()
+        self.held.set()
         self.on_lost: list[Callable[[DeviceLost], None]] = []
 
     def watch(self, on_lost: Callable[[DeviceLost], None]) -> None:
         self.on_lost.append(on_lost)
 
     def run(self, handle: object) -> None:
+        if self.lost_at_once:
+            self._raise()
         if self.lost:
             self._lane.submit(self._raise)
         super().run(handle)  # type: ignore[arg-type]
 
     def _raise(self) -> None:
+        assert self.held.wait(10)
         raise DeviceLost(self.name, "the cable was pulled", command="GRAPH_COMPUTE")
 
 
@@ -268,6 +274,41 @@ def test_a_lost_device_fails_its_requests_and_comes_back(open_: OpenEngine) -> N
     asyncio.run(asyncio.wait_for(ready(engine), 10))
     again = asyncio.run(collect(engine, request("after", PROMPT)))
     assert tokens_of(again) == want and finished(again).cached_tokens == 0
+
+
+def test_a_loss_heard_while_a_ubatch_is_submitted_is_no_bug(
+    open_: OpenEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    device = Losable("far")
+    engine = open_(device=device, recovery=lambda executor, lost: executor)
+    device.lost_at_once = True
+    with pytest.raises(DeviceLost, match="cable"):
+        asyncio.run(collect(engine, request("during", PROMPT)))
+    device.lost_at_once = False
+    asyncio.run(asyncio.wait_for(ready(engine), 10))
+    assert finished(asyncio.run(collect(engine, request("after", PROMPT))))
+    assert "Traceback" not in caplog.text
+
+
+def test_a_loss_while_draining_ends_requests_too(open_: OpenEngine) -> None:
+    device = Losable("far")
+    engine = open_(device=device, recovery=lambda executor, lost: executor)
+
+    device.held.clear()
+    device.lost = True
+
+    async def close_and_lose() -> None:
+        running = asyncio.create_task(collect(engine, request("last", PROMPT)))
+        await asyncio.sleep(0)  # it is submitted
+        closing = asyncio.create_task(asyncio.to_thread(engine.close, drain_s=30.0))
+        while engine.status().phase is not Phase.DRAINING:
+            await asyncio.sleep(0)
+        device.held.set()
+        with pytest.raises(DeviceLost, match="cable"):
+            await running
+        await closing
+
+    asyncio.run(asyncio.wait_for(close_and_lose(), 10))
 
 
 def test_an_idle_engine_hears_of_a_loss(open_: OpenEngine) -> None:
