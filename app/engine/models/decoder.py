@@ -46,6 +46,8 @@ class Decoder(Model):
         self.n_ctx_train = self.p.n_ctx_train
         self.n_ctx = n_ctx or self.n_ctx_train
         self.read()
+        if self.p.n_rot == 0 and any(self.attention(layer).rope is not None for layer in range(self.n_layers)):
+            raise self.keys.wrong("rope.dimension_count", 0, "an even number of channels, since layers rotate")
         table = WeightTable(gguf)
         self._declare(table)
         self._weights = table.ordered()

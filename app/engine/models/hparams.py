@@ -14,6 +14,7 @@ T = TypeVar("T")
 
 MAX_BLOCKS = 512
 MAX_EXPERTS = 1024
+_MAX_SIZE = 1e15
 #: Positions are 32-bit integers.
 MAX_CONTEXT_TOKENS = (1 << 31) - 1
 
@@ -35,10 +36,12 @@ class Keys:
         return self.gguf.integer(self._key(name), *_given(default))
 
     def number(self, name: str, default: float | None = None) -> float:
-        """A finite number; no formula of any model goes on with another."""
+        """A finite number, of a size that 32-bit floats still hold when it is squared or divided by."""
         value = self.gguf.number(self._key(name), *_given(default))
         if not math.isfinite(value):
             raise self.wrong(name, value, "a finite number")
+        if value and not 1 / _MAX_SIZE <= abs(value) <= _MAX_SIZE:
+            raise self.wrong(name, value, f"0 or {1 / _MAX_SIZE:g} to {_MAX_SIZE:g}")
         return value
 
     def positive(self, name: str, default: float | None = None) -> float:
