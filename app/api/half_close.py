@@ -20,8 +20,9 @@ class HalfCloseProtocol(BoundedHeadProtocol):
     def eof_received(self) -> bool:  # type: ignore[override]
         """True keeps the connection open for writing. Not with TLS (asyncio), nor in HTTP/1.0 (no interim answers)."""
         cycle = self.cycle
-        one_way = self.scheme == "https" or self.scope["http_version"] != "1.1"
-        if cycle is None or cycle.more_body or cycle.response_complete or one_way:
+        if cycle is None or cycle.more_body or cycle.response_complete:  # without a request there is no scope yet
+            return False
+        if self.scheme == "https" or self.scope["http_version"] != "1.1":
             return False
         cycle.keep_alive = False
         cycle.message_event.set()

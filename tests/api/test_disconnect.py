@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -78,6 +79,18 @@ def test_half_closed_requests_are_answered(server: LiveServer, engine: FakeEngin
     assert interim == b"HTTP/1.1 100 Continue\r\n\r\n" * interim.count(b"100")
     assert answer.startswith(b"HTTP/1.1 200") and b'"content":"xxx"' in answer
     assert not engine.abort_seen.is_set()
+
+
+@pytest.mark.parametrize("said", [b"", b"POST /v1/chat"], ids=["nothing", "half-a-head"])
+def test_a_client_that_ends_before_its_request_is_let_go(
+    server: LiveServer, said: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), WAIT_S) as client:
+        client.sendall(said)
+        client.shutdown(socket.SHUT_WR)
+        while client.recv(4096):
+            pass
+    assert "Traceback" not in caplog.text
 
 
 def test_comments_while_it_is_quiet(server: LiveServer, engine: FakeEngine) -> None:
