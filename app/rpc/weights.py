@@ -23,10 +23,19 @@ _LATER_PART = re.compile(r".*-(?!00001)\d{5}-of-\d{5}\.gguf", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
+class _Stamp:
+    """How a file stood; the time of change cannot be set back, unlike that of the last write."""
+
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+
+
+@dataclass(frozen=True, slots=True)
 class _Place:
     gguf: GGUFFile
     name: str
-    mtime_ns: int
+    stamp: _Stamp | None
 
 
 class ModelIndex:
@@ -66,9 +75,11 @@ class ModelIndex:
             place = self._places.get(key)
         if place is None:
             return None
+        stamp = _stamp(place.gguf, place.name)
         data = place.gguf.data(place.name)
-        if key not in self._verified or _mtime_ns(place.gguf, place.name) != place.mtime_ns:
-            if fnv1a64(data) != content_hash:
+        if key not in self._verified or stamp != place.stamp:
+            # Bytes of a file that has become shorter must not even be touched: the system would end this process.
+            if stamp is None or place.stamp is None or stamp.size < place.stamp.size or fnv1a64(data) != content_hash:
                 log.warning("%s has changed under %s; not using it", place.gguf.tensor(place.name).path, place.name)
                 with self._lock:
                     self._places.pop(key, None)
@@ -80,7 +91,9 @@ class ModelIndex:
         for path in sorted(self._model_dir.rglob("*.gguf")):
             if self._stop.is_set():
                 return
-            if not _LATER_PART.fullmatch(path.name):
+            if path.exists() and not path.is_file():  # opening a pipe would wait for whoever writes to it
+                log.warning("not indexing %s: it is no regular file", path)
+            elif not _LATER_PART.fullmatch(path.name):
                 self._add(path)
 
     def _add(self, path: Path) -> None:
@@ -92,7 +105,7 @@ class ModelIndex:
                 if self._stop.is_set():
                     return
                 if info.n_bytes >= MIN_BYTES:
-                    place = _Place(gguf, name, _mtime_ns(gguf, name))
+                    place = _Place(gguf, name, _stamp(gguf, name))
                     key = (hashes.of(name), info.n_bytes)
                     n_tensors += 1
                     with self._lock:
@@ -103,8 +116,13 @@ class ModelIndex:
             log.info("indexed %s: %d tensors need not be sent", path, n_tensors)
 
 
-def _mtime_ns(gguf: GGUFFile, name: str) -> int:
-    return Path(gguf.tensor(name).path).stat().st_mtime_ns
+def _stamp(gguf: GGUFFile, name: str) -> _Stamp | None:
+    """Of the file that a tensor lies in; None if it is gone."""
+    try:
+        status = Path(gguf.tensor(name).path).stat()
+    except OSError:
+        return None
+    return _Stamp(status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
 class WeightStore:

@@ -7,6 +7,7 @@ import logging
 import os
 import shutil
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -114,6 +115,40 @@ def test_a_file_that_changed_is_not_used(index: ModelIndex, model: Path) -> None
         file.write(b"\xff\xff")
     assert index.find(fnv1a64(data), len(data)) is None
     assert index.find(fnv1a64(data), len(data)) is None
+
+
+def test_a_change_is_noticed_though_the_time_of_writing_was_set_back(index: ModelIndex, model: Path) -> None:
+    data = content("big.weight")
+    assert index.find(fnv1a64(data), len(data)) is not None
+    before, offset = model.stat(), GGUFFile.open(model).tensor("big.weight").offset
+    with open(model, "r+b") as file:
+        file.seek(offset)
+        file.write(b"\xff\xff")
+    os.utime(model, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert index.find(fnv1a64(data), len(data)) is None
+
+
+def cut_short(path: Path) -> None:
+    os.truncate(path, 100)
+
+
+@pytest.mark.parametrize("cut", [cut_short, Path.unlink], ids=["cut", "gone"])
+def test_a_file_that_was_cut_or_removed_is_not_touched(
+    index: ModelIndex, model: Path, cut: Callable[[Path], None]
+) -> None:
+    data = content("big.weight")
+    assert index.find(fnv1a64(data), len(data)) is not None
+    cut(model)
+    assert index.find(fnv1a64(data), len(data)) is None
+
+
+def test_a_pipe_among_the_models_holds_nobody_up(model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    os.mkfifo(model.parent / "a.gguf")
+    index = ModelIndex(model.parent, tmp_path / "hashes")
+    index.wait()
+    data = content("big.weight")
+    assert index.find(fnv1a64(data), len(data)) is not None
+    assert "no regular file" in caplog.text
 
 
 def test_split_models_are_indexed_whole_and_bad_files_are_passed_over(
