@@ -1,4 +1,10 @@
-"""Which model file serves which `general.architecture`."""
+"""Which model file serves which `general.architecture`.
+
+A new family is a subclass of `Decoder` that overrides what is its own (`qwen3.py` is the shortest with something to
+say, `gemma3.py` and `qwen35.py` show layers and mixers of their own), a line here, and a recipe in
+`tests/fakes/architectures.py` whose logits `tests/engine/models/make_goldens.py` takes from the reference. Its graphs
+should need no op that `app/engine/opcheck` does not know; one more op is a rule there, a numpy reference and a kernel.
+"""
 
 from __future__ import annotations
 
