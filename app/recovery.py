@@ -62,6 +62,7 @@ class Recovery:
         """Blocks until every stage stands again. Raises NotReady when stopped."""
         log.warning("lost %s (%s); waiting for it to come back", lost.endpoint, lost.cause)
         pauses = pauses_s(self._rng)
+        told = ""
         while True:
             if self._stopping.wait(next(pauses)):
                 raise NotReady("the server is shutting down")
@@ -69,7 +70,9 @@ class Recovery:
                 self._rebuild(executor)
                 executor.connect_stages()
             except (DeviceError, ProtocolError) as error:
-                log.info("not back yet: %s", error)
+                reason = str(error)  # each new one is worth a line: a token that is asked for stays asked for
+                log.log(logging.DEBUG if reason == told else logging.WARNING, "not back yet: %s", reason)
+                told = reason
             else:
                 return executor
 
