@@ -234,7 +234,7 @@ class Engine:
         except TandemError as error:
             self._standing.on_error(error)
             return
-        self._overlap.note(running, self._clock())
+        self._overlap.note(running, self._clock(), self._standing.executor.n_prepared)
         self._report_progress(running.ubatch)
         choices: dict[str, Choice] = {}
         wanted = {output.row for output in self._scheduler.live_samples(running.ubatch)}

@@ -41,12 +41,16 @@ class Scratch:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A ubatch on its way. `done` resolves when its last stage has answered, or fails with what went wrong."""
+    """A ubatch on its way. `done` resolves when its last stage has answered, or fails with what went wrong.
+
+    `n_prepared`: the executor's count of prepared programs before it was submitted.
+    """
 
     ubatch: Ubatch
     done: Future[memoryview] | Future[None]
     width: int
     marks: UbatchMarks
+    n_prepared: int = 0
 
     def rows(self) -> NDArray[np.float32]:
         """What the output rows hold: logits, or hidden states; [n_outputs, width]. Call when `done` has resolved."""
@@ -87,6 +91,11 @@ class Executor:
         """The padded numbers of rows that ubatches have."""
         return buckets(self._limits.max_tokens)
 
+    @property
+    def n_prepared(self) -> int:
+        """Programs that all stages have prepared so far."""
+        return sum(stage.n_prepared for stage in self.stages)
+
     def forget_inputs(self) -> None:
         """What the devices hold is unknown (a stage was rebuilt): send masks whole next time."""
         for mirror in self._mirrors.values():
@@ -97,6 +106,7 @@ class Executor:
 
         `hidden`: return the rows after the output norm instead of logits.
         """
+        n_prepared = self.n_prepared
         self._move(ubatch, ubatch.before)
         batch = self._batch(ubatch)
         small = self._small_inputs(ubatch, batch)
@@ -125,7 +135,7 @@ class Executor:
         for op in ubatch.after:
             self._move_state(op)
         done = when_all(parcels[-1].left, [proof for parcel in parcels for proof in parcel.proofs])
-        return Running(ubatch, done, width, marks)
+        return Running(ubatch, done, width, marks, n_prepared)
 
     def _move(self, ubatch: Ubatch, ops: Sequence[StateOp]) -> None:
         for copy in ubatch.copies:

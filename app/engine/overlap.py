@@ -34,7 +34,7 @@ class Overlap:
             in_flight = [(one.ubatch.n_tokens, float(one.ubatch.n_visible)) for one in running]
             n_prompt = self._pacing.prompt_chunk(n_stages, demand.prompts, in_flight)
             if demand.n_decoding:
-                n_prompt = min(n_prompt, self._chunk_beside(n_stages, demand, running))
+                n_prompt = self._chunk_beside(n_stages, demand, running, n_prompt)
         if demand.n_decoding > 1 and n_stages > 1:
             n_groups = self._pacing.n_groups(n_stages, demand.n_decoding)
             n_decode = -(-demand.n_decoding // n_groups)
@@ -42,7 +42,7 @@ class Overlap:
                 n_decode = 0  # who is ready now waits for the next group, or there would be ever more and smaller ones
         return Budget(n_prompt=n_prompt, n_decode=n_decode)
 
-    def _chunk_beside(self, n_stages: int, demand: Demand, running: Sequence[Running]) -> int:
+    def _chunk_beside(self, n_stages: int, demand: Demand, running: Sequence[Running], most: int) -> int:
         """Decode rows that are not in flight are ready; groups of them are as large as the largest there is."""
         groups = [one.ubatch.n_decode for one in running]
         n_ready = max(0, demand.n_decoding - sum(groups))
@@ -50,13 +50,13 @@ class Overlap:
         seen = [one.ubatch.n_visible / one.ubatch.n_tokens for one in running if one.ubatch.n_decode]
         row_cells = min(seen, default=0.0)  # rows of a prompt beside them may see more
         ready, now = (n_ready, n_ready * row_cells), (n_now, n_now * row_cells)
-        return self._pacing.chunk_beside(n_stages, demand.prompts, ready, now)
+        return self._pacing.chunk_beside(n_stages, demand.prompts, ready, now, most)
 
-    def note(self, running: Running, now_s: float) -> None:
-        """A ubatch has run."""
+    def note(self, running: Running, now_s: float, n_prepared: int) -> None:
+        """A ubatch has run. If programs were prepared meanwhile, `n_prepared` in all, its times say nothing."""
         marks, ubatch = running.marks, running.ubatch
         spans = self._timeline.take(marks, now_s)
-        for span in spans:
+        for span in spans if n_prepared == running.n_prepared else ():
             self._pacing.note(span.stage, marks.n_rows, ubatch.n_visible, span.busy_s, queued=span.queued)
         if self._trace is not None:
             requests = tuple(sequence.request_id for sequence in ubatch.sequences)

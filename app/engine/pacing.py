@@ -12,16 +12,18 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
-from app.engine.stage_times import MIN_CHUNK, StageTimes
+from app.engine.stage_times import MIN_CHUNK, PROMPT_ROWS, StageTimes
 
 #: Groups must promise this much of the time of one group, or less: taking turns has costs nobody measured.
 WORTH_IT = 0.95
 #: A prompt's chunk beside decode may make the step take this much as long as decode alone would.
 BESIDE_DECODE = 2.0
-#: But so many rows it may have in any case.
-LEAST_BESIDE = 16
+#: But so many rows it may have in any case, and as many as fill the size up: fewer cost far more each.
+LEAST_BESIDE = 32
 #: Of chunks that finish within this much of the first the largest is taken: each costs the control plane something too.
-AS_GOOD = 1.03
+AS_GOOD = 1.02
+#: And the one that prompts began with before is, if it is within this much.
+STAYS = 1.03
 #: A chunk may take so much longer than the first one of its prompt: sizes come in steps.
 _AS_LONG = 1.05
 #: Chunks that are worked out one by one; those beyond are as long as the last of them.
@@ -86,7 +88,7 @@ class Pacing:
             self._stages.append(StageTimes())
             self._chunk_s = None  # it was worked out with guesses
         self._stages[stage].note(self.padded(n_rows), cells, seconds, queued=queued)
-        if n_rows < MIN_CHUNK:
+        if n_rows < PROMPT_ROWS:
             self._row_cells += 0.2 * (cells / n_rows - self._row_cells)
 
     def prompt_chunk(self, n_stages: int, prompts: Sequence[Prompt], in_flight: Sequence[InFlight] = ()) -> int:
@@ -109,21 +111,26 @@ class Pacing:
         self._chunk_s = _slowest_s(stages, chunk, rows.cells(0, chunk))
         return chunk
 
-    def chunk_beside(self, n_stages: int, prompts: Sequence[Prompt], ready: InFlight, now: InFlight) -> int:
+    def chunk_beside(
+        self, n_stages: int, prompts: Sequence[Prompt], ready: InFlight, now: InFlight, most: int | None = None
+    ) -> int:
         """Rows of the next prompt chunk in a step with the decode rows that are `ready`, so that streams hardly notice.
 
-        `now`: the decode rows that steps have, by which it is known how long a step takes without a prompt.
+        `now`: the decode rows that steps have, by which it is known how long a step takes without a prompt. `most`: the
+        size that the step shall not exceed, but for the least that goes beside decode.
         """
         stages, rows = self._known(n_stages), _Rows(prompts)
         limits_s = [BESIDE_DECODE * stage.seconds(self.padded(now[0]), now[1]) for stage in stages]
-        chunk = LEAST_BESIDE
+        least = self.padded(ready[0] + LEAST_BESIDE)
+        largest = self._sizes[-1] if most is None else most
+        chosen = least
         for size in self._sizes:
-            n_rows = size - ready[0]
-            cells = ready[1] + rows.cells(0, max(0, n_rows))
-            if any(stage.seconds(size, cells) > limit_s for stage, limit_s in zip(stages, limits_s, strict=True)):
+            cells = ready[1] + rows.cells(0, max(0, size - ready[0]))
+            is_long = any(stage.seconds(size, cells) > limit_s for stage, limit_s in zip(stages, limits_s, strict=True))
+            if size > largest or is_long:
                 break
-            chunk = max(chunk, n_rows)
-        return min(chunk, self._sizes[-1])
+            chosen = max(chosen, size)
+        return max(1, chosen - ready[0])
 
     def n_groups(self, n_stages: int, n_decoding: int) -> int:
         """Into how many groups sequences that decode shall be divided: up to one per stage where that pays."""
@@ -168,10 +175,13 @@ class Pacing:
     ) -> int:
         """The first chunk of those that finish first, all taking as long as it does; the usual one if it is as good,
         since other sizes need programs of their own."""
-        finish_s = {size: self._finish_s(stages, rows, n_left, size, ahead) for size in self._chunk_sizes}
-        limit_s = AS_GOOD * min(finish_s.values())
-        as_good = [size for size in self._chunk_sizes if finish_s[size] <= limit_s]
-        return usual if usual in as_good else as_good[-1]
+        enough = max(self._chunk_sizes[0], self.padded(n_left))
+        sizes = [size for size in self._chunk_sizes if size <= enough]
+        finish_s = {size: self._finish_s(stages, rows, n_left, size, ahead) for size in sizes}
+        best_s = min(finish_s.values())
+        if usual is not None and finish_s.get(usual, float("inf")) <= STAYS * best_s:
+            return usual
+        return [size for size in sizes if finish_s[size] <= AS_GOOD * best_s][-1]
 
     def _finish_s(
         self, stages: Sequence[StageTimes], rows: _Rows, n_left: int, first: int, ahead: Sequence[InFlight]

@@ -104,6 +104,8 @@ class Stage:
         self._state_buffers: list[Buffer] = []
         self._layouts: dict[tuple[int, int, int, bool], ScratchLayout] = {}
         self._prepared: OrderedDict[tuple[BatchShape, bool], _Prepared] = OrderedDict()
+        #: Programs prepared so far: what ran meanwhile took longer than it does otherwise.
+        self.n_prepared = 0
         self.buffers: list[Buffer] = []
         self._area = InputArea(model.inputs(self._largest(), shape), self._alignment)
 
@@ -263,6 +265,7 @@ class Stage:
         output_index = next(i for i, node in enumerate(graph.nodes) if node is output)
         output_offset = program.tensors[program.nodes[output_index]].offset
         prepared = self._prepared[key] = _Prepared(self.device.prepare(program), specs, output_offset)
+        self.n_prepared += 1
         if len(self._prepared) > _MAX_PREPARED:
             _, oldest = self._prepared.popitem(last=False)
             self.device.release(oldest.handle)

@@ -246,7 +246,19 @@ def test_a_chunk_beside_decode_may_double_a_step_and_fills_its_size() -> None:
 
 
 def test_a_chunk_beside_a_lone_stream_is_short_but_a_chunk() -> None:
-    assert measured(per_row(0)).chunk_beside(1, [(2000, 0)], ready=(1, 0.0), now=(1, 0.0)) == LEAST_BESIDE
+    chunk = measured(per_row(0)).chunk_beside(1, [(2000, 0)], ready=(1, 0.0), now=(1, 0.0))
+    assert LEAST_BESIDE <= chunk == bucket(LEAST_BESIDE + 1, 512) - 1
+
+
+def test_a_chunk_beside_decode_leaves_no_row_of_its_size_empty() -> None:
+    """A step of 128 + 5 rows is padded to 192."""
+    pacing = measured(*[lambda _: 0.01] * 2)
+    assert pacing.chunk_beside(2, [(2000, 0)], ready=(5, 0.0), now=(5, 0.0), most=128) == 128 - 5
+    assert pacing.chunk_beside(2, [(2000, 0)], ready=(100, 0.0), now=(100, 0.0), most=64) == 192 - 100
+
+
+def test_a_chunk_beside_as_many_as_there_is_room_for_is_one_row() -> None:
+    assert measured(per_row(1)).chunk_beside(1, [(2000, 0)], ready=(512, 0.0), now=(512, 0.0)) == 1
 
 
 def test_where_rows_cost_nothing_a_chunk_beside_decode_is_the_largest() -> None:
