@@ -152,6 +152,7 @@ def test_help(capsys: Any, command: str) -> None:
 
 _WAITING_SERVER = """
 import signal, sys, types, app
+signal.signal(signal.SIGINT, signal.default_int_handler)  # shells start background jobs, and so tests in one, without
 fake = types.ModuleType("app.bootstrap")
 def wait(settings):
     print("up", flush=True)
