@@ -51,6 +51,18 @@ $(PEERS)/bin/.complete: | $(BIN)/python
 interop: $(INSTALLED_DEV) $(PEERS)/bin/.complete model  ## the tests against llama.cpp's own workers and client
 	$(BIN)/python -m pytest tests/interop tests/contract -m interop
 
+# Clients of other makers, in a folder of their own: they bring many packages that Tandem does not need.
+CLIENTS := build/clients
+CLIENT_TESTS := $(addprefix tests/api/test_,other_clients.py langchain.py anthropic_client.py)
+$(CLIENTS)/.installed: pyproject.toml | $(INSTALLED_DEV)
+	$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["clients"], \
+	    sep="\n")' | $(BIN)/pip install -q --upgrade --target $(CLIENTS) -r /dev/stdin
+	touch $@
+
+.PHONY: clients
+clients: $(INSTALLED_DEV) $(CLIENTS)/.installed  ## the tests with clients of other makers, which it fetches
+	PYTHONPATH=$(CLIENTS) $(BIN)/python -m pytest $(CLIENT_TESTS)
+
 FUZZ_SECONDS := 600
 .PHONY: fuzz
 fuzz: $(INSTALLED_DEV)  ## hunt for bytes that a worker trips over, FUZZ_SECONDS long
