@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,26 +11,13 @@ from typing import Any
 
 from bench.cpu_cases import CASES, DECODE_TOKENS, PROMPT_TOKENS, Work
 from bench.limits import Limits
+from bench.machine import machine
 from bench.plot import Series, bar_chart
 
 _HEAD = (
     "| model | threads | prompt, tokens/s | llama.cpp | ratio | target | GMAC/s | of the limit "
     "| decode, tokens/s | llama.cpp | ratio | target | GB/s | of the limit | target |\n" + "| --- " * 15 + "|\n"
 )
-
-
-def machine() -> dict[str, Any]:
-    """What the figures depend on."""
-    model, flags = platform.processor(), ""
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        pairs = (line.partition(":") for line in cpuinfo.read_text().splitlines())
-        entries = {name.strip(): value.strip() for name, _, value in pairs}
-        model = entries.get("model name", model)
-        named = ("avx2", "avx_vnni", "avx512_vnni", "amx_int8", "asimddp", "i8mm")
-        present = entries.get("flags", entries.get("Features", "")).split()
-        flags = " ".join(name for name in named if name in present)
-    return {"cpu": model, "instructions": flags, "cores": len(os.sched_getaffinity(0)), "system": platform.platform()}
 
 
 @dataclass(slots=True)

@@ -13,7 +13,6 @@ import gc
 import json
 import multiprocessing
 import os
-import platform
 import socket
 import statistics
 import threading
@@ -34,6 +33,7 @@ from app.rpc.connect import connect
 from app.rpc.device import RpcDevice
 from app.rpc.messages import Ping
 from app.rpc.worker import Worker, WorkerSettings
+from bench.machine import described
 from tests.fakes.stack import Stack
 
 #: What was measured, by name.
@@ -282,16 +282,8 @@ def main() -> None:
         print(f"{wish.model} on one thread of {wish.device}")
         tokens(wish.model, wish.device)
     if wish.save is not None:
-        told = {"machine": machine(), "model": Path(wish.model).name, "device": wish.device, "figures": figures}
+        told = {"machine": described(), "model": Path(wish.model).name, "device": wish.device, "figures": figures}
         wish.save.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
-
-
-def machine() -> str:
-    """Cores and their name."""
-    with open("/proc/cpuinfo") as file:
-        names = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
-    kind = names[0] if names else platform.machine()
-    return f"{os.cpu_count()} cores of {kind}, {platform.system()} {platform.release().split('-')[0]}"
 
 
 if __name__ == "__main__":

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
+from bench.machine import described
 from bench.plot import Series, bar_chart
 
 RESULTS = Path(__file__).parent / "results"
@@ -92,15 +90,4 @@ class Report:
 def new_report(model: str, arguments: Sequence[str]) -> Report:
     command = " ".join(["python -m bench.split", *arguments])
     when = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-    return Report(machine(), command, Path(model).name, when)
-
-
-def machine() -> str:
-    """The processor, how many cores of it, its memory, and the system."""
-    name = platform.processor() or platform.machine()
-    if sys.platform == "linux":
-        with open("/proc/cpuinfo") as file:
-            names = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
-        name = names[0] if names else name
-    memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30)
-    return f"{name}, {os.cpu_count()} cores, {memory_gib:.0f} GiB, {platform.system()} {platform.release()}"
+    return Report(described(), command, Path(model).name, when)

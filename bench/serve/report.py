@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
 import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from bench.machine import described
 
 RESULTS = Path(__file__).parent.parent / "results"
 
@@ -36,12 +36,6 @@ class Figure:
         return "" if self.target is None else f"{'>=' if self.at_least else '<='} {self.target:g}"
 
 
-def machine() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    cpu = next((line.partition(":")[2].strip() for line in lines if "model name" in line), platform.processor())
-    return f"{cpu}, {len(os.sched_getaffinity(0))} cores, Python {platform.python_version()}"
-
-
 def save(section: str, notes: str, figures: list[Figure], path: Path = RESULTS / "serve.json") -> None:
     """Print a section and put it into the results."""
     for figure in figures:
@@ -50,7 +44,7 @@ def save(section: str, notes: str, figures: list[Figure], path: Path = RESULTS /
     sections: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     sections[section] = {
         "date": time.strftime("%Y-%m-%d"),
-        "machine": machine(),
+        "machine": described(),
         "command": " ".join(["python -m bench.serve", *sys.argv[1:]]),
         "notes": notes,
         "figures": [{**asdict(figure), "verdict": figure.verdict} for figure in figures],
