@@ -77,6 +77,9 @@ class CountingEngine:
         self._streams: list[EventStream] = []
         self._step = 0
 
+    def prepare(self, request: GenerateRequest) -> None:
+        """There is nothing to refuse."""
+
     def submit(self, request: GenerateRequest) -> EventStream:
         stream = EventStream(request.id, lambda _: None)
         stream.put(Started(prompt_tokens=len(request.prompt), cached_tokens=0))
