@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from app.engine.request import SamplingParams
+from app.engine.rows import WholeRow
 from app.engine.serving import vocab_ops
 from app.engine.serving.sampler import Sampler
 
@@ -41,7 +42,7 @@ def cost_ms(wish: dict[str, Any], logits: np.ndarray[Any, np.dtype[np.float32]],
     times = []
     for position in range(n_rounds):
         began = time.perf_counter()
-        sampler.sample(logits, position)
+        sampler.sample(WholeRow(logits), position)
         times.append(time.perf_counter() - began)
     return min(times) * 1e3
 

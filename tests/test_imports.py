@@ -40,6 +40,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "app.engine.device",
         "app.engine.program",
         "app.engine.route",
+        "app.engine.rows",
         "app.engine.graph",
         "app.engine.ggml",
         "app.engine.gguf",

@@ -26,7 +26,8 @@ from dataclasses import dataclass, field
 from app.engine.ggml import GGMLType, Shape
 from app.engine.program import Buffer, PlacedTensor, Program
 from app.engine.route import Route
-from app.errors import DeviceLost
+from app.engine.rows import RowSelection
+from app.errors import DeviceError, DeviceLost
 
 #: Bytes on their way to or from a device. Anything that exports a contiguous buffer will do.
 Payload = bytes | bytearray | memoryview
@@ -83,6 +84,8 @@ class Device(ABC):
 
     name: str
     caps: DeviceCaps
+    #: Whether it answers `read_rows`.
+    selects_rows: bool = False
 
     @abstractmethod
     def memory(self) -> DeviceMemory:
@@ -111,6 +114,15 @@ class Device(ABC):
     @abstractmethod
     def read(self, buffer: Buffer, offset: int, size_bytes: int, into: memoryview | None = None) -> Future[memoryview]:
         """Fetch bytes; into the caller's memory if given. The future's result is that memory or memory of its own."""
+
+    def read_rows(
+        self, buffer: Buffer, offset: int, rows: RowSelection, into: memoryview | None = None
+    ) -> Future[memoryview]:
+        """Look through rows of float32 from `offset` on, a multiple of 4, and fetch what is wanted of them.
+
+        As `read` otherwise. Only where `selects_rows`; elsewhere read them whole and select at home.
+        """
+        raise DeviceError(f"device {self.name} hands out rows whole only")
 
     @abstractmethod
     def copy(self, source: Buffer, source_offset: int, target: Buffer, target_offset: int, size_bytes: int) -> None:

@@ -15,9 +15,6 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from app.engine.constraint import Constrainer
 from app.engine.executor import Running
 from app.engine.grammar import Grammars
@@ -26,6 +23,7 @@ from app.engine.overlap import Overlap
 from app.engine.parts import EngineParts
 from app.engine.pooling import PoolingRequest, pooled_request
 from app.engine.request import Embedded, FinishReason, GenerateRequest, SamplingParams
+from app.engine.rows import WHOLE, Row, RowWish
 from app.engine.sampling import SamplerFactory
 from app.engine.service import Embedding, Phase, ServiceStatus, SlotInfo
 from app.engine.serving.scheduler import Scheduler
@@ -213,10 +211,16 @@ class Engine:
             if ubatch is None:
                 return
             hidden = self._live.get(ubatch.sequences[0].request_id)
-            running = executor.submit(ubatch, hidden=isinstance(hidden, PoolingRequest))
+            wishes = [self._wish(output) for output in ubatch.outputs]
+            running = executor.submit(ubatch, wishes, hidden=isinstance(hidden, PoolingRequest))
             self._running.append(running)
             running.done.add_done_callback(self._on_done)
             self._announce(ubatch)
+
+    def _wish(self, output: Output) -> RowWish:
+        live = self._live.get(output.request_id)
+        is_drawn_from = isinstance(live, LiveRequest) and output.kind is OutputKind.SAMPLE
+        return live.wish() if isinstance(live, LiveRequest) and is_drawn_from else WHOLE
 
     def _on_done(self, _: Future[Any]) -> None:
         self._wake.set()
@@ -247,7 +251,7 @@ class Engine:
             self._end(ended)
 
     def _use_row_safely(
-        self, live: LiveRequest | PoolingRequest, output: Output, row: NDArray[np.float32], *, is_wanted: bool
+        self, live: LiveRequest | PoolingRequest, output: Output, row: Row, *, is_wanted: bool
     ) -> Choice | None:
         """As `_use_row`; whatever goes wrong with one request's row ends that request and no other."""
         try:
@@ -265,20 +269,20 @@ class Engine:
         self._close_stream(live, error)
 
     def _use_row(
-        self, live: LiveRequest | PoolingRequest, output: Output, row: NDArray[np.float32], *, is_wanted: bool
+        self, live: LiveRequest | PoolingRequest, output: Output, row: Row, *, is_wanted: bool
     ) -> Choice | None:
         """Give one output row to its request; the token it led to, if it is one to draw from."""
         if isinstance(live, PoolingRequest):
             is_last = output.kind is OutputKind.SAMPLE
-            live.add(row, is_last=is_last)
+            live.add(row.values, is_last=is_last)
             return Choice(0, stop=True) if is_last and is_wanted else None
         if output.kind is OutputKind.PROMPT_LOGPROB:
             live.add_prompt_logprob(row, output.target)
             return None
         return self._draw(live, row, output.position) if is_wanted else None
 
-    def _draw(self, live: LiveRequest, logits: NDArray[np.float32], position: int) -> Choice:
-        token, delta = live.draw(logits, position, self._clock())
+    def _draw(self, live: LiveRequest, row: Row, position: int) -> Choice:
+        token, delta = live.draw(row, position, self._clock())
         self._n_predicted += 1
         if delta is not None:
             self._outbox.put(live.stream, delta)

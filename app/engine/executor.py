@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 
 from app.engine.buckets import bucket, buckets, kv_bucket
 from app.engine.embedding import TokenEmbedding
-from app.engine.handover import RELAYED, Boundaries, HandOver, Parcel, when_all
+from app.engine.handover import RELAYED, Boundaries, HandOver, Parcel, Selected, when_all
 from app.engine.inputs import MaskMirror
 from app.engine.mask import cells_of, hide_all, show_sequence
 from app.engine.models.base import BatchShape, InputKind, Model
+from app.engine.rows import Row, RowSelection, RowWish, selection_of, whole_rows
 from app.engine.serving.types import BLOCK_CELLS, StateAction, StateOp, Ubatch
 from app.engine.stage import Stage, StageInput, StageLimits
 from app.engine.trace import UbatchMarks
@@ -49,15 +50,16 @@ class Running:
     ubatch: Ubatch
     done: Future[memoryview] | Future[None]
     width: int
+    selection: RowSelection | None
     marks: UbatchMarks
     n_prepared: int = 0
 
-    def rows(self) -> NDArray[np.float32]:
-        """What the output rows hold: logits, or hidden states; [n_outputs, width]. Call when `done` has resolved."""
+    def rows(self) -> list[Row]:
+        """The output rows: logits as far as they were wished for, or hidden states. Call when `done` has resolved."""
         result = self.done.result()
         if result is None:
-            return np.empty((0, self.width), dtype=np.float32)
-        return np.frombuffer(result, dtype=np.float32).reshape(len(self.ubatch.outputs), self.width)
+            return []
+        return whole_rows(result, self.width) if self.selection is None else self.selection.rows(result)
 
 
 class Executor:
@@ -101,10 +103,11 @@ class Executor:
         for mirror in self._mirrors.values():
             mirror.forget()
 
-    def submit(self, ubatch: Ubatch, *, hidden: bool = False) -> Running:
+    def submit(self, ubatch: Ubatch, wishes: Sequence[RowWish] = (), *, hidden: bool = False) -> Running:
         """Queue a ubatch on all stages, with its copies and state moves. Never blocks, except to prepare a new shape.
 
-        `hidden`: return the rows after the output norm instead of logits.
+        `wishes`: how much of each output row is needed at least; without any, all of them whole. `hidden`: return the
+        rows after the output norm instead of logits.
         """
         n_prepared = self.n_prepared
         self._move(ubatch, ubatch.before)
@@ -116,6 +119,8 @@ class Executor:
         x: StageInput = self._embedding.rows(ubatch.tokens)
         way: HandOver = RELAYED
         devices = [stage.device for stage in self.stages]
+        selection = selection_of(wishes, width) if devices[-1].selects_rows and not hidden else None
+        last_way = RELAYED if selection is None else Selected(selection)
         parcels: list[Parcel] = []
         marks = UbatchMarks(self._clock, self._clock(), batch.n_tokens)
         for number, stage in enumerate(self.stages):
@@ -126,7 +131,8 @@ class Executor:
                 n_rows = len(ubatch.outputs)
             columns = width if stage.shape.is_last else n_embd
             read_bytes, mark = n_rows * columns * _F32_BYTES, marks.next_stage(x_bytes, way.name)
-            way, on_sent = self._boundaries.way(number, devices), marks.on_sent(mark)
+            way = last_way if stage.shape.is_last else self._boundaries.way(number, devices)
+            on_sent = marks.on_sent(mark)
             x = parcel = stage.submit(
                 batch, x, x_bytes, small, masks, read_bytes, way=way, hidden=hidden, on_sent=on_sent
             )
@@ -135,7 +141,7 @@ class Executor:
         for op in ubatch.after:
             self._move_state(op)
         done = when_all(parcels[-1].left, [proof for parcel in parcels for proof in parcel.proofs])
-        return Running(ubatch, done, width, marks, n_prepared)
+        return Running(ubatch, done, width, selection, marks, n_prepared)
 
     def _move(self, ubatch: Ubatch, ops: Sequence[StateOp]) -> None:
         for copy in ubatch.copies:

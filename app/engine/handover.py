@@ -4,6 +4,7 @@
 | -------- | -------------------------------------- | ------------------------------------------------------------- |
 | relayed  | always possible                        | device to control plane, control plane to the next device     |
 | pushed   | the first device has a route to the next | from device to device, once                                  |
+| selected | the last device can look through rows  | to the control plane, of each row of logits the best tokens   |
 
 Either way the next stage's lane has the boundary's place in its order already, and the engine's thread waits for none.
 """
@@ -20,6 +21,7 @@ from typing import Any, ClassVar
 from app.engine.device import Device
 from app.engine.program import Buffer
 from app.engine.route import Departure, Route
+from app.engine.rows import RowSelection
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +112,18 @@ class PushedParcel(Parcel):
 
 
 RELAYED = Relayed()
+
+
+class Selected(HandOver):
+    """To the control plane from a device that selects rows: of the last stage's output only what was wished for."""
+
+    name = "selected"
+
+    def __init__(self, rows: RowSelection) -> None:
+        self._rows = rows
+
+    def send(self, output: Region) -> Parcel:
+        return RelayedParcel(output.device.read_rows(output.buffer, output.offset, self._rows))
 
 
 def choose(source: Device, target: Device) -> HandOver:

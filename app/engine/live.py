@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
-
 from app.engine.answer import Answer
 from app.engine.constraint import AnswerConstraint
 from app.engine.request import (
@@ -19,6 +16,7 @@ from app.engine.request import (
     TokenInfo,
     TokenLogprob,
 )
+from app.engine.rows import WHOLE, Row, RowWish
 from app.engine.serving.sampler import Sampler, score
 from app.engine.serving.types import Ended, Report
 from app.engine.stream import EventStream
@@ -70,13 +68,15 @@ class LiveRequest:
             elapsed_ms=(now_s - self._started_s) * _MS,
         )
 
-    def draw(self, logits: NDArray[np.float32], position: int, now_s: float) -> tuple[int, Delta | None]:
+    def wish(self) -> RowWish:
+        """How much of the row is needed that the next token is drawn from."""
+        return WHOLE if self._constraint is not None else self._sampler.wish()
+
+    def draw(self, row: Row, position: int, now_s: float) -> tuple[int, Delta | None]:
         """Choose the next token; what of the answer can leave now."""
         if self._first_token_s is None:
             self._first_token_s = now_s
-        sampled = self._sampler.sample(
-            logits, position, None if self._constraint is None else self._constraint.allowed()
-        )
+        sampled = self._sampler.sample(row, position, None if self._constraint is None else self._constraint.allowed())
         delta = self.answer.push(self._info(sampled.token, sampled.logprob, sampled.top))
         if self._constraint is not None and self.answer.finish_reason is not FinishReason.STOP:
             delta = self._constrain(self._constraint, sampled.token, delta)
@@ -94,11 +94,11 @@ class LiveRequest:
             return delta or rest
         return Delta(text=delta.text + rest.text, tokens=delta.tokens + rest.tokens)
 
-    def add_prompt_logprob(self, logits: NDArray[np.float32], target: int) -> None:
-        """Note how likely a prompt token was; called in prompt order."""
+    def add_prompt_logprob(self, row: Row, target: int) -> None:
+        """Note how likely a prompt token was under a whole row; called in prompt order."""
         if not self._prompt_logprobs:
             self._prompt_logprobs.append(self._info(self.request.prompt[0], None, ()))
-        scored = score(logits, target, self.request.sampling.n_logprobs or 0)
+        scored = score(row, target, self.request.sampling.n_logprobs or 0)
         self._prompt_logprobs.append(self._info(target, scored.logprob, scored.top))
 
     def _info(self, token: int, logprob: float | None, top: tuple[TokenLogprob, ...]) -> TokenInfo:

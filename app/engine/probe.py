@@ -23,6 +23,7 @@ from app.engine.ggml import GGMLType
 from app.engine.loader import spec_bytes
 from app.engine.models.base import Model, StageShape
 from app.engine.placement import DeviceSpeed
+from app.engine.rows import RowWish
 from app.engine.serving.types import BLOCK_CELLS, Output, OutputKind, Ubatch, UbatchSequence
 from app.engine.stage import Stage, StageLimits
 from app.errors import OutOfDeviceMemory
@@ -48,6 +49,8 @@ _ROUNDS = 4
 _TOKENS_PER_HEAD = 512
 #: Ubatches that run for one measurement: one that prepares, one that fills the lane, one that is measured.
 _PROMPT_RUNS, _DECODE_RUNS = 3, 3
+#: What most requests need of their rows of logits.
+_WISH = RowWish(40, False)
 
 
 def measure(
@@ -182,7 +185,7 @@ class _Probe:
 
     def _submit(self, rows: Sequence[int], past: int) -> Running:
         self._n_ubatches += 1
-        return self._executor.submit(self._ubatch(rows, past))
+        return self._executor.submit(self._ubatch(rows, past), [_WISH] * len(rows))
 
     def _ubatch(self, rows: Sequence[int], past: int) -> Ubatch:
         sequences, positions, cells = [], [], []

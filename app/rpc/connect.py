@@ -75,7 +75,7 @@ def _devices(links: Sequence[Link], told: _Description, first_index: int) -> lis
     for index, link in enumerate(links):
         name = f"RPC{first_index + index}[{link.endpoint}]"
         caps = _caps(link, index, told.devices[index])
-        link.pushes = told.pushes
+        link.pushes, link.selects_rows = told.pushes, told.selects_rows
         devices.append(RpcDevice(name, link, index, caps, offers_above_bytes=told.offers_above_bytes))
     return devices
 
@@ -100,6 +100,7 @@ class _Description:
     devices: list[dict[str, str]]
     offers_above_bytes: int | None
     pushes: bool = False
+    selects_rows: bool = False
 
 
 def _describe(dispatcher: Dispatcher, count: int) -> _Description:
@@ -112,9 +113,11 @@ def _describe(dispatcher: Dispatcher, count: int) -> _Description:
     try:
         told = json.loads(bytes(dispatcher.ask(Describe()).result()))
         devices = [{key: str(device[key]) for key in ("kernel_variant", "description")} for device in told["devices"]]
-        keeps_weights, pushes = bool(told["keeps_weights"]), bool(told.get("pushes"))
+        keeps_weights = bool(told["keeps_weights"])
+        pushes, selects_rows = bool(told.get("pushes")), bool(told.get("selects_rows"))
     except (ValueError, KeyError, TypeError) as error:
         raise RemoteProtocolError(f"worker {dispatcher.endpoint} describes its devices unreadably: {error}") from error
     if len(devices) != count:
         raise RemoteProtocolError(f"worker {dispatcher.endpoint} describes {len(devices)} devices, not {count}")
-    return _Description(devices, OFFERS_ABOVE_BYTES_TANDEM if keeps_weights else None, pushes)
+    offers_above_bytes = OFFERS_ABOVE_BYTES_TANDEM if keeps_weights else None
+    return _Description(devices, offers_above_bytes, pushes, selects_rows)

@@ -17,6 +17,7 @@ from app.engine.ggml import MAX_SRC, TRAITS, Op
 from app.engine.opcheck import check_program
 from app.engine.program import Buffer, PlacedTensor, Program
 from app.engine.route import Route
+from app.engine.rows import F32_BYTES, RowSelection
 from app.errors import DeviceError, DeviceLost, OutOfDeviceMemory, TandemError, UnsupportedOp
 from app.rpc.awaited import Awaited
 from app.rpc.link import Link, RpcBuffer
@@ -209,10 +210,7 @@ class RpcDevice(Device):
 
     def read(self, buffer: Buffer, offset: int, size_bytes: int, into: memoryview | None = None) -> Future[memoryview]:
         mine = self._mine(buffer, offset, size_bytes)
-        if into is not None:
-            if into.readonly or not into.contiguous or into.nbytes != size_bytes:
-                raise DeviceError(f"{size_bytes} bytes of {self.name} do not go into memory of {into.nbytes}")
-            into = into.cast("B")
+        into = self._target(into, size_bytes)
         if size_bytes == 0:  # a stock worker refuses an empty range at the end of a buffer; order is all that matters
             return self._event(memoryview(b"") if into is None else into)
         if size_bytes <= CHUNK_BYTES:
@@ -226,6 +224,27 @@ class RpcDevice(Device):
             ]
         parts[-1].add_done_callback(lambda last: settle(whole, target, error=last.exception()))
         return whole
+
+    @property
+    def selects_rows(self) -> bool:  # type: ignore[override]
+        return self.link.selects_rows
+
+    def read_rows(
+        self, buffer: Buffer, offset: int, rows: RowSelection, into: memoryview | None = None
+    ) -> Future[memoryview]:
+        if not self.selects_rows:
+            return super().read_rows(buffer, offset, rows, into)
+        mine = self._mine(buffer, offset, rows.source_bytes)
+        if (flaw := rows.flaw()) is not None or offset % F32_BYTES:
+            raise DeviceError(f"device {self.name}: {flaw or f'rows cannot begin at byte {offset}'}")
+        return self._sender.read_rows(mine, offset, rows, self._target(into, rows.n_bytes))
+
+    def _target(self, into: memoryview | None, size_bytes: int) -> memoryview | None:
+        if into is None:
+            return None
+        if into.readonly or not into.contiguous or into.nbytes != size_bytes:
+            raise DeviceError(f"{size_bytes} bytes of {self.name} do not go into memory of {into.nbytes}")
+        return into.cast("B")
 
     def copy(self, source: Buffer, source_offset: int, target: Buffer, target_offset: int, size_bytes: int) -> None:
         from_, to = self._mine(source, source_offset, size_bytes), self._mine(target, target_offset, size_bytes)

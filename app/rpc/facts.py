@@ -61,11 +61,11 @@ def get_alloc_size(session: Session, request: m.GetAllocSize) -> None:
 def describe(session: Session, request: m.Describe) -> None:
     del request
     caps = [station.device.caps for station in session.worker.stations]
-    devices = [
+    devices: list[dict[str, str]] = [
         {"kind": c.kind, "kernel_variant": c.kernel_variant, "description": c.description or c.kind} for c in caps
     ]
-    keeps_weights = not session.worker.weights.is_empty
-    session.answer_text(json.dumps({"devices": devices, "keeps_weights": keeps_weights, "pushes": True}).encode())
+    told = {"devices": devices, "keeps_weights": not session.worker.weights.is_empty}
+    session.answer_text(json.dumps({**told, "pushes": True, "selects_rows": True}).encode())
 
 
 def ping(session: Session, request: m.Ping) -> None:

@@ -42,6 +42,8 @@ class Link:
         self.stored: dict[int, object] = {}
         #: Whether the worker pushes to others, and takes pushes.
         self.pushes = False
+        #: Whether the worker looks through rows of logits.
+        self.selects_rows = False
         self._users = users
         self._next_graph_id = 1
 

@@ -223,6 +223,19 @@ class ReadRegion:
 
 
 @dataclass(frozen=True, slots=True)
+class ReadRows:
+    """Look through rows of float32 at an absolute address and read what is wanted of them, a wish for each row.
+
+    Wishes and answer are as `app.engine.rows` packs them.
+    """
+
+    command: ClassVar[Command] = Command.READ_ROWS
+    address: int
+    n_columns: int
+    wishes: memoryview
+
+
+@dataclass(frozen=True, slots=True)
 class Ping:
     """Ask for the same number back; answered without touching any device."""
 
@@ -363,6 +376,6 @@ Request = (
     | SetTensorHash | GetTensor | CopyTensor | GetDeviceMemory | InitTensor | GetAllocSize | DeviceCount
     | GraphRecompute | MemsetTensor | GraphCompute | Describe | GraphStore | GraphRun | GraphDrop | WriteBatch
     | ReadRegion | Ping | AuthChallenge | AuthProve
-    | PushAccept | PushConnect | PushAttach | Push | PushTake | PushData
+    | ReadRows | PushAccept | PushConnect | PushAttach | Push | PushTake | PushData
 )  # fmt: skip
 Answer = HelloAnswer | Allocated | Value | MemoryAnswer | Challenge | Proof | Ticket

@@ -6,11 +6,12 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
+from app.engine.rows import RowSelection
 from app.errors import DeviceLost
 from app.rpc.awaited import Awaited
 from app.rpc.hasher import HASH_BYTES, Hasher
 from app.rpc.link import Link, RpcBuffer
-from app.rpc.messages import CopyTensor, Request, SetTensorHash, Value
+from app.rpc.messages import CopyTensor, ReadRows, Request, SetTensorHash, Value
 from app.rpc.outbox import SKIP, Answer, Entry, LaneState, settle
 from app.rpc.protocol import encode
 from app.rpc.transfers import MAX_WAITING_BYTES, Riders, chunks, get_frame, set_frame
@@ -160,6 +161,16 @@ class Sender:
         future: Awaited[memoryview] = self._link.dispatcher.awaited()
         answer = Answer(self._read_command, size, size, future, into)
         self.submit(self._read_command, get_frame(buffer, offset, size), answer)
+        return future
+
+    def read_rows(
+        self, buffer: RpcBuffer, offset: int, rows: RowSelection, into: memoryview | None
+    ) -> Future[memoryview]:
+        future: Awaited[memoryview] = self._link.dispatcher.awaited()
+        size, wishes = rows.n_bytes, rows.pack()
+        request = ReadRows(buffer.address.base + offset, rows.n_columns, memoryview(wishes))
+        frame = encode(request, self._link.peer.version, len(wishes)) + wishes
+        self.submit("READ_ROWS", frame, Answer("READ_ROWS", size, size, future, into))
         return future
 
     # -- copies -----------------------------------------------------------------------------------------------------

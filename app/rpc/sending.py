@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from app.engine.rows import F32_BYTES, RowSelection
+from app.errors import RemoteProtocolError
 from app.rpc import messages as m
 from app.rpc.holdings import Spot
 from app.rpc.wire import ANSWER_HEADER, Command
@@ -23,6 +26,53 @@ def get_tensor(session: Session, request: m.GetTensor) -> None:
 
 def read_region(session: Session, request: m.ReadRegion) -> None:
     send(session, session.holdings.at(request.address, request.size_bytes), request.size_bytes)
+
+
+def read_rows(session: Session, request: m.ReadRows) -> None:
+    send_rows(session, *_rows_at(session, request))
+
+
+def _rows_at(session: Session, request: m.ReadRows) -> tuple[Spot, RowSelection]:
+    """What a client wishes for. Raises RemoteProtocolError before anything is looked at."""
+    try:
+        rows = RowSelection.unpack(request.n_columns, request.wishes)
+    except ValueError as error:
+        raise RemoteProtocolError(f"READ_ROWS: {error}") from None
+    if (flaw := rows.flaw()) is not None:
+        raise RemoteProtocolError(f"READ_ROWS: {flaw}")
+    spot = session.holdings.at(request.address, rows.source_bytes)
+    if spot.offset % F32_BYTES:
+        raise RemoteProtocolError(f"READ_ROWS: floats cannot begin at byte {spot.offset} of a buffer")
+    return spot, rows
+
+
+def prepared(session: Session, request: m.Request | None) -> Callable[[], None] | None:
+    """What answers a read that came right behind a run, checked already; None for any other request."""
+    if isinstance(request, m.ReadRegion):
+        size = request.size_bytes
+        return partial(send, session, session.holdings.at(request.address, size), size)
+    if isinstance(request, m.ReadRows):
+        return partial(send_rows, session, *_rows_at(session, request))
+    return None
+
+
+def send_rows(session: Session, spot: Spot, rows: RowSelection) -> None:
+    """What is wanted of a device's rows as an answer; looked through where they lie, or where they can be brought."""
+    header: bytes = ANSWER_HEADER.pack(rows.n_bytes)
+    device = spot.station.device
+    computing = session.workload.is_computing(spot.station)
+    if computing and device.selects_rows and (staged := session.staging.take(rows.n_bytes)) is not None:
+        ready = device.read_rows(spot.buffer, spot.offset, rows, staged)
+        session.answers.send_later(ready, header, staged, then=lambda: session.staging.give(staged))
+        return
+    session.answers.drain()
+    session.check()
+    view = session.workload.host_view(spot, rows.source_bytes)
+    if view is None:
+        view = device.read(spot.buffer, spot.offset, rows.source_bytes).result()
+        session.check()
+        session.workload.seen(spot.station)
+    session.answers.send(header, rows.select(view))
 
 
 def send(session: Session, spot: Spot, size: int) -> None:
@@ -56,4 +106,5 @@ def send(session: Session, spot: Spot, size: int) -> None:
 HANDLERS: Mapping[Command, Callable[[Session, Any], None]] = {
     Command.GET_TENSOR: get_tensor,
     Command.READ_REGION: read_region,
+    Command.READ_ROWS: read_rows,
 }

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import socket
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from app.errors import DeviceError, TandemError
@@ -114,12 +113,11 @@ class Session:
         """
         if self._following is None and self.socket.has_more:
             self._following = self.socket.request_at_hand()
-        following = self._following
-        if not isinstance(following, m.ReadRegion):
+        answer = sending.prepared(self, self._following)
+        if answer is None:
             return _nothing
         self._following = None
-        size = following.size_bytes
-        return partial(sending.send, self, self.holdings.at(following.address, size), size)
+        return answer
 
     def encode(self, command: Command, answer: Any) -> bytes:
         """An answer of fixed size."""

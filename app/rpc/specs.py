@@ -9,6 +9,7 @@ from operator import attrgetter
 from typing import Any
 
 from app.engine.ggml import MAX_SRC
+from app.engine.rows import RowSelection
 from app.errors import LocalProtocolError, RemoteProtocolError
 from app.rpc import messages as m
 from app.rpc.wire import TENSOR_FORMAT, TENSOR_VALUES, U64_MAX, Command, tensor_from_values
@@ -116,6 +117,11 @@ def _text(request: Any) -> tuple[int, int]:
     return 0, MAX_TEXT_ANSWER_BYTES
 
 
+def _selected(request: Any) -> tuple[int, int]:
+    n_bytes = RowSelection.unpack(request.n_columns, request.wishes).n_bytes
+    return n_bytes, n_bytes
+
+
 def _answered(request: Layout, answer: Layout) -> Spec:
     return Spec(request, answer.fixed_bytes, answer)
 
@@ -145,6 +151,7 @@ _COMMON: dict[Command, Spec] = {
     Command.GRAPH_DROP: Spec(Layout(m.GraphDrop, "I Q")),
     Command.WRITE_BATCH: Spec(Layout(m.WriteBatch, "*")),
     Command.READ_REGION: Spec(Layout(m.ReadRegion, "Q Q"), _exactly),
+    Command.READ_ROWS: Spec(Layout(m.ReadRows, "Q I *"), _selected),
     Command.PING: _answered(Layout(m.Ping, "Q"), _U64),
     Command.AUTH_CHALLENGE: _answered(Layout(m.AuthChallenge, "32s"), Layout(m.Challenge, "B 32s")),
     Command.AUTH_PROVE: _answered(Layout(m.AuthProve, "32s"), Layout(m.Proof, "32s")),

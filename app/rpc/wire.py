@@ -78,6 +78,7 @@ class Command(IntEnum):
     PUSH = 140
     PUSH_TAKE = 141
     PUSH_DATA = 142
+    READ_ROWS = 143
 
 
 FIRST_EXTENSION = 128

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from app.engine.device import Device, Payload
+from app.engine.rows import WHOLE, RowSelection, RowWish
 from app.errors import DeviceError
 from tests.contract.driving import SIZE, TIMEOUT_S, fails, floats, get, put
 
@@ -89,6 +90,30 @@ def test_host_memory_is_free_again_once_the_write_is_done(device: Device) -> Non
     device.write(buffer, 0, mine).result(TIMEOUT_S)
     mine[:] = b"else"
     assert get(device, buffer, 0, 4) == b"mine"
+    device.free(buffer)
+
+
+def test_rows_are_looked_through_where_they_lie(device: Device) -> None:
+    table = np.random.default_rng(5).normal(0, 1, (3, 500)).astype(np.float32)
+    rows = RowSelection(500, (RowWish(20, True), WHOLE, RowWish(1, False)))
+    buffer = device.alloc(SIZE + table.nbytes)
+    put(device, buffer, table.tobytes(), SIZE)
+    if not device.selects_rows:
+        fails(DeviceError, lambda: device.read_rows(buffer, SIZE, rows))
+        device.free(buffer)
+        return
+    wanted = bytes(rows.select(table.data.cast("B")))
+    assert bytes(device.read_rows(buffer, SIZE, rows).result(TIMEOUT_S)) == wanted
+    mine = bytearray(rows.n_bytes)
+    device.read_rows(buffer, SIZE, rows, memoryview(mine)).result(TIMEOUT_S)
+    assert mine == wanted
+    for wrong in (
+        lambda: device.read_rows(buffer, SIZE + 4, rows),
+        lambda: device.read_rows(buffer, SIZE - 2, rows),
+        lambda: device.read_rows(buffer, SIZE, rows, memoryview(bytearray(7))),
+        lambda: device.read_rows(buffer, SIZE, RowSelection(5, (RowWish(6, False),))),
+    ):
+        fails(DeviceError, wrong)
     device.free(buffer)
 
 

@@ -11,13 +11,12 @@ import numpy as np
 import pytest
 
 from app.engine.answer import Answer
-from app.engine.device import Device
+from app.engine.device import Device, Handle
 from app.engine.devices.numpy import NumpyDevice
 from app.engine.engine import Engine
 from app.engine.executor import Executor
 from app.engine.ggml import GGMLType
 from app.engine.gguf.reader import GGUFFile
-from app.engine.program import Buffer
 from app.engine.request import Delta, FinishReason, Progress, SamplingParams, TokenInfo
 from app.engine.service import Phase
 from app.errors import ContextLengthExceeded, DeviceLost, InternalError, InvalidParameter, NotReady, QueueFull
@@ -332,10 +331,10 @@ class Buggy(NumpyDevice):
 
     broken = False
 
-    def read(self, buffer: Buffer, offset: int, size_bytes: int, into: memoryview | None = None):  # type: ignore[no-untyped-def]
+    def run(self, handle: Handle) -> None:
         if self.broken:
             raise KeyError("a bug")
-        return super().read(buffer, offset, size_bytes, into)
+        super().run(handle)
 
 
 def test_a_bug_fails_the_requests_but_not_the_engine(open_: OpenEngine) -> None:

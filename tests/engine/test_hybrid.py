@@ -17,7 +17,7 @@ from app.engine.serving.types import StateAction, StateOp
 from tests.fakes.architectures import write_model
 from tests.fakes.serving import request
 from tests.fakes.splits import SPLITS
-from tests.fakes.stack import Stack
+from tests.fakes.stack import Stack, values_of
 from tests.fakes.talker import Reply, Talker, assert_same, talker
 from tests.support import goldens_dir
 
@@ -250,12 +250,12 @@ def test_a_restored_state_is_the_same_bits(own: Path) -> None:
     stack.feed(first)
     take = stack.ubatch(rest[:16], [15])
     taken = stack.executor.submit(replace(take, before=(StateOp(StateAction.TAKE, 0, 0),)))
-    want = [taken.rows(), stack.feed(rest[16:])]
+    want = [values_of(taken), stack.feed(rest[16:])]
     stack.n_past = 64
     restored = stack.executor.submit(
         replace(stack.ubatch(rest[:16], [15]), before=(StateOp(StateAction.RESTORE, 0, 0),))
     )
-    got = [restored.rows(), stack.feed(rest[16:])]
+    got = [values_of(restored), stack.feed(rest[16:])]
     assert all(np.array_equal(a, b) for a, b in zip(got, want, strict=True))
     stack.n_past = 64
     assert not np.array_equal(stack.feed(rest[:16]), want[0])  # without it the state is that of what came since

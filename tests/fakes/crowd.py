@@ -34,6 +34,18 @@ def local(n_devices: int, n_threads: int = 1) -> Callable[[ExitStack], list[Devi
     return open_
 
 
+class KeepsRows(cpu.CpuDevice):  # type: ignore[misc, name-defined]
+    """Hands out rows whole, as a stock worker does."""
+
+    selects_rows = False
+
+
+def keeping_rows(stack: ExitStack) -> list[Device]:
+    device: Device = KeepsRows("D0", 1)
+    stack.callback(device.close)
+    return [device]
+
+
 def mixed(stack: ExitStack) -> list[Device]:
     """A local stage and one behind the wire."""
     far = stack.enter_context(remote(cpu.CpuDevice("far", 2)))

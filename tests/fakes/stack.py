@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from app.engine.device import Device
 from app.engine.embedding import TokenEmbedding
-from app.engine.executor import Executor, Scratch
+from app.engine.executor import Executor, Running, Scratch
 from app.engine.ggml import GGMLType
 from app.engine.gguf.reader import GGUFFile
 from app.engine.loader import load_stages, plan_stages
@@ -91,7 +91,7 @@ class Stack:
             is_last = at + size >= len(tokens)
             outputs = range(len(part)) if every else [len(part) - 1] if is_last else []
             running.append(self.executor.submit(self.ubatch(part, outputs), hidden=hidden))
-        return np.concatenate([r.rows() for r in running])
+        return np.concatenate([values_of(one) for one in running])
 
     def greedy(self, prompt: Sequence[int], n_tokens: int) -> tuple[list[int], list[float]]:
         """Greedy tokens after a prompt, and at each step the lead of the best over the second best."""
@@ -110,3 +110,9 @@ class Stack:
             stage.free()
         for device in self.devices:
             device.close()
+
+
+def values_of(running: Running) -> NDArray[np.float32]:
+    """All output rows of a ubatch whose rows were not selected: [n_outputs, n]; waits for them."""
+    values = [row.values for row in running.rows()]
+    return np.array(values, np.float32).reshape(len(values), running.width)

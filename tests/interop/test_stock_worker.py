@@ -16,7 +16,7 @@ from app.engine.gguf.reader import GGUFFile
 from app.engine.kernels.hash import fnv1a64
 from app.engine.serving.types import StateAction, StateOp
 from app.rpc.connect import connect
-from tests.fakes.stack import Stack
+from tests.fakes.stack import Stack, values_of
 from tests.interop.stock import stock_worker
 from tests.rpc.programs import sum_program
 from tests.rpc.workers import QUICK, connected, tcp_worker
@@ -99,7 +99,7 @@ def test_snapshots_are_made_and_restored_on_a_stock_worker(devices: list[Device]
     def go_on(move: StateAction) -> list[np.ndarray]:
         stack.n_past = 64
         ubatch = replace(stack.ubatch(tokens[64:80], [15]), before=(StateOp(move, 0, 0),))
-        return [stack.executor.submit(ubatch).rows(), stack.feed(tokens[80:])]
+        return [values_of(stack.executor.submit(ubatch)), stack.feed(tokens[80:])]
 
     try:
         stack.feed(tokens[:64])

@@ -21,6 +21,7 @@ import numpy as np
 from app.engine.devices.numpy import NumpyDevice
 from app.engine.ggml import GGMLType, GluOp, Op, RopeMode, TensorFlag, UnaryOp
 from app.engine.program import Buffer, PlacedTensor, Program
+from app.engine.rows import WHOLE, RowSelection, RowWish
 from app.errors import InternalError
 from app.rpc import messages as m
 from app.rpc.lower import Address, encode_graph
@@ -38,6 +39,8 @@ CORPUS = Path(__file__).parent / "corpus"
 
 #: The first buffer of every session, as a worker with deterministic addresses gives it.
 HANDLE, BASE = 0x1000, 0x1000_0000
+
+ROWS = RowSelection(16, (RowWish(3, True), WHOLE))
 
 
 class Script:
@@ -195,6 +198,7 @@ def _every_command() -> bytes:
         (m.Describe(), b""),
         (m.WriteBatch(memoryview(b"")), BATCH_ITEM.pack(BASE, 4) + b"abcd" + BATCH_ITEM.pack(BASE + 9, 2) + b"xy"),
         (m.ReadRegion(BASE, 16), b""),
+        (m.ReadRows(BASE, 16, memoryview(b"")), ROWS.pack()),
         (m.Ping(1), b""),
         (m.AuthChallenge(bytes(32)), b""),
         (m.PushAccept(0), b""),

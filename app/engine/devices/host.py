@@ -17,6 +17,7 @@ from app.engine.devices.host_memory import host_memory
 from app.engine.lane import Lane
 from app.engine.opcheck import check_program
 from app.engine.program import Buffer, Program
+from app.engine.rows import F32_BYTES, RowSelection
 from app.errors import DeviceError, DeviceLost, InternalError, OutOfDeviceMemory
 
 Memory: TypeAlias = NDArray[np.uint8]
@@ -87,6 +88,8 @@ class HostDevice(Device):
 
     With `memory_limit_bytes` the device reports that limit as its memory and refuses to go beyond it.
     """
+
+    selects_rows = True
 
     def __init__(self, name: str, caps: DeviceCaps, memory_limit_bytes: int | None) -> None:
         self.name = name
@@ -219,8 +222,7 @@ class HostDevice(Device):
     def read(self, buffer: Buffer, offset: int, size_bytes: int, into: memoryview | None = None) -> Future[memoryview]:
         self._require_open()
         source = self._region(buffer, offset, size_bytes)
-        if into is not None and (into.readonly or not into.contiguous or into.nbytes != size_bytes):
-            raise DeviceError(f"device {self.name}: {size_bytes} bytes do not go into a memory of {into.nbytes}")
+        _check_into(self.name, into, size_bytes)
 
         def work() -> memoryview:
             result = memoryview(bytearray(size_bytes)) if into is None else into
@@ -228,6 +230,16 @@ class HostDevice(Device):
             return result
 
         return self._lane.call(work, surfaces=True)
+
+    def read_rows(
+        self, buffer: Buffer, offset: int, rows: RowSelection, into: memoryview | None = None
+    ) -> Future[memoryview]:
+        self._require_open()
+        source = self._region(buffer, offset, rows.source_bytes)
+        if (flaw := rows.flaw()) is not None or offset % F32_BYTES:
+            raise DeviceError(f"device {self.name}: {flaw or f'rows cannot begin at byte {offset}'}")
+        _check_into(self.name, into, rows.n_bytes)
+        return self._lane.call(lambda: rows.select(source().data, into), surfaces=True)
 
     def copy(self, source: Buffer, source_offset: int, target: Buffer, target_offset: int, size_bytes: int) -> None:
         self._require_open()
@@ -319,3 +331,8 @@ class HostDevice(Device):
     def _require_open(self) -> None:
         if self._is_closed:
             raise DeviceLost(self.name, "the device was closed")
+
+
+def _check_into(device_name: str, into: memoryview | None, size_bytes: int) -> None:
+    if into is not None and (into.readonly or not into.contiguous or into.nbytes != size_bytes):
+        raise DeviceError(f"device {device_name}: {size_bytes} bytes do not go into a memory of {into.nbytes}")

@@ -17,6 +17,9 @@ from app.engine.serving.vocab_ops import Logits
 #: A breaker's first token -> the token sequences that complete it (an empty one: the token alone is a breaker).
 Breakers = Mapping[int, Sequence[tuple[int, ...]]]
 
+#: Where the logits of tokens stand, for those that have any, and which those are; see `rows.Row.places`.
+PlacesOf = Callable[[NDArray[np.int64]], tuple[NDArray[np.int64], slice | NDArray[np.bool_]]]
+
 #: The most tokens a breaker goes on for after its first one.
 _MAX_TAIL = 20
 
@@ -66,15 +69,21 @@ class RecentCounts:
             if self._counts[oldest] == 0:
                 del self._counts[oldest]
 
-    def penalize(self, logits: Logits, params: SamplingParams) -> None:
-        """Repetition, presence and frequency penalties, in place."""
+    def __len__(self) -> int:
+        """How many different tokens there are."""
+        return len(self._counts)
+
+    def penalize(self, logits: Logits, places_of: PlacesOf, params: SamplingParams) -> None:
+        """Repetition, presence and frequency penalties, in place; `places_of` tells where tokens' logits stand."""
         n = len(self._counts)
         ids = np.fromiter(self._counts.keys(), dtype=np.int64, count=n)
         counts = np.fromiter(self._counts.values(), dtype=np.float32, count=n)
-        values = logits[ids]
+        places, present = places_of(ids)
+        values = logits[places]
         repeat = np.float32(params.repeat_penalty)
         values = np.where(values <= 0, values * repeat, values / repeat)
-        logits[ids] = values - counts * np.float32(params.frequency_penalty) - np.float32(params.presence_penalty)
+        penalties = counts[present] * np.float32(params.frequency_penalty)
+        logits[places] = values - penalties - np.float32(params.presence_penalty)
 
 
 class Dry:

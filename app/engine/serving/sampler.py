@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.engine.request import SamplingParams, TokenLogprob
+from app.engine.rows import MAX_BEST, WHOLE, Row, RowWish
 from app.engine.serving.filters import Race
 from app.engine.serving.penalties import Breakers, Dry, History, RecentCounts
 from app.engine.serving.randomness import uniform
@@ -68,34 +69,61 @@ class Sampler:
         self._counts = RecentCounts(self._history, params.repeat_last_n) if penalizes and params.repeat_last_n else None
         repeats = params.dry_multiplier != 0.0 and params.dry_base >= 1.0 and params.dry_penalty_last_n != 0
         self._dry = Dry(params, breakers or {}, n_vocab) if repeats else None
+        self._n_best = 0 if self._dry is not None or self._may_raise() else self._n_drawn_from()
 
-    def sample(self, logits: Logits, position: int, allowed: NDArray[Any] | None = None) -> SampledToken:
-        """Draw the token for `position` from float32[n_vocab] (left as they are) and remember it.
+    def _may_raise(self) -> bool:
+        """Whether a token may have a larger logit after bias and penalties than before."""
+        params = self.params
+        raises = params.repeat_penalty < 1.0 or params.presence_penalty < 0.0 or params.frequency_penalty < 0.0
+        return bool((self._bias > 0).any()) or (self._counts is not None and raises)
 
+    def _n_drawn_from(self) -> int:
+        """How many best tokens a draw is between at most, and scores are told of; 0: unknown."""
+        params = self.params
+        n = 1 if self.is_greedy else 0 if params.mirostat else max(0, params.top_k)
+        return max(n, params.n_logprobs or 0) if n else 0
+
+    def wish(self) -> RowWish:
+        """How much of the next row `sample` needs, if there is no mask.
+
+        Bias and penalties that only lower logits cannot bring up more tokens than they push down.
+        """
+        n_lowered = len(self._bias_ids) + (0 if self._counts is None else len(self._counts))
+        if not self._n_best or self._n_best + n_lowered > MAX_BEST:
+            return WHOLE
+        return RowWish(self._n_best + n_lowered, self.params.n_logprobs is not None)
+
+    def sample(self, row: Row, position: int, allowed: NDArray[Any] | None = None) -> SampledToken:
+        """Draw the token for `position` from a row of logits (left as they are) and remember it.
+
+        The row holds at least what was wished for; with `allowed` it must be a whole one.
         `allowed`: bool[n_vocab], or a bit mask of unsigned integers, lowest bit first; other tokens are out.
         Raises DeviceError when the logits hold NaN, NoTokenLeft when mask and bias leave nothing.
         """
+        logits = row.values
         greedy, has_nan = best(logits)
         if has_nan or logits[greedy] == math.inf:
             raise DeviceError("the model's logits hold NaN or infinity; a weight or a kernel is broken")
-        adjusted = self._adjusted(logits, allowed)
+        adjusted = self._adjusted(row, allowed)
         if not self.is_greedy:
-            token = self._draw(adjusted, position)
+            place = self._draw(adjusted, position)
         else:
-            token = greedy if adjusted is logits else best(adjusted)[0]
+            place = greedy if adjusted is logits else best(adjusted)[0]
+        token = row.token(place)
         self._remember(token)
         if self.params.n_logprobs is None:
             return SampledToken(token)
-        return score(logits, token, self.params.n_logprobs)
+        return score(row, place, self.params.n_logprobs)
 
-    def _adjusted(self, logits: Logits, allowed: NDArray[Any] | None) -> Logits:
-        """The logits with bias, penalties and mask; the given array itself when there is none of them."""
+    def _adjusted(self, row: Row, allowed: NDArray[Any] | None) -> Logits:
+        """The logits with bias, penalties and mask; the row's own array when there is none of them."""
         if not len(self._bias_ids) and self._counts is None and self._dry is None and allowed is None:
-            return logits
-        logits = logits.copy()
-        logits[self._bias_ids] += self._bias
+            return row.values
+        logits = row.values.copy()
+        places, present = row.places(self._bias_ids)
+        logits[places] += self._bias[present]
         if self._counts is not None:
-            self._counts.penalize(logits, self.params)
+            self._counts.penalize(logits, row.places, self.params)
         if self._dry is not None:
             self._dry.penalize(logits, self._history)
         if allowed is not None:
@@ -125,14 +153,14 @@ class Sampler:
             self._counts.push(self._history)
 
 
-def score(logits: Logits, token: int, n_top: int) -> SampledToken:
-    """A known token with its log-probability under float32[n_vocab] raw logits, and the `n_top` best alternatives."""
-    total = log_total(logits)
+def score(row: Row, place: int, n_top: int) -> SampledToken:
+    """The token there with its log-probability under the row's raw logits, and the `n_top` best alternatives."""
+    logits, total = row.values, row.log_total()
     alternatives = top(logits, n_top) if n_top else ()
     return SampledToken(
-        token,
-        min(0.0, float(logits[token]) - total),
-        tuple(TokenLogprob(i, min(0.0, float(logits[i]) - total)) for i in alternatives),
+        row.token(place),
+        min(0.0, float(logits[place]) - total),
+        tuple(TokenLogprob(row.token(i), min(0.0, float(logits[i]) - total)) for i in alternatives),
     )
 
 

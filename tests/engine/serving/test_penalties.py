@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.engine.request import SamplingParams
+from app.engine.rows import WholeRow
 from app.engine.serving.penalties import Dry, History, RecentCounts, find_breakers
 
 N_VOCAB = 8
@@ -27,7 +28,7 @@ def test_penalties_count_the_last_tokens_of_prompt_and_answer(prompt: list[int],
         counts.push(history)
     params = SamplingParams(repeat_penalty=1.5, presence_penalty=0.25, frequency_penalty=0.125, repeat_last_n=n_last)
     logits = LOGITS.copy()
-    counts.penalize(logits, params)
+    counts.penalize(logits, WholeRow(logits).places, params)
     window = [*prompt, *more][-n_last if n_last > 0 else 0 :]
     for token in range(N_VOCAB):
         want = float(LOGITS[token])
@@ -95,7 +96,7 @@ def test_dry_of_a_text_that_repeats_one_token_for_ever_is_finite() -> None:
 )
 def test_the_strongest_penalties_leave_finite_numbers(params: SamplingParams) -> None:
     logits, history = LOGITS.copy(), History([1] * 400)
-    RecentCounts(history, -1).penalize(logits, params)
+    RecentCounts(history, -1).penalize(logits, WholeRow(logits).places, params)
     Dry(params, {}, N_VOCAB).penalize(logits, history)
     assert np.isfinite(logits).all() and logits[1] != LOGITS[1]
 

@@ -9,6 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from app.engine.request import SamplingParams
+from app.engine.rows import WholeRow
 from app.engine.serving import filters
 from app.engine.serving.filters import Race
 from app.engine.serving.randomness import uniform
@@ -32,14 +33,14 @@ def test_no_temperature_takes_the_best_and_the_lowest_of_equals(temperature: flo
     logits = logits_of()
     logits[[700, 300]] = logits.max() + 1
     for seed in (1, 2):
-        assert sampler(temperature=temperature, seed=seed, xtc_probability=1.0).sample(logits, 9).token == 300
+        assert sampler(temperature=temperature, seed=seed, xtc_probability=1.0).sample(WholeRow(logits), 9).token == 300
 
 
 def test_a_small_temperature_is_next_to_greedy_and_makes_no_nan() -> None:
     logits = logits_of()
     for temperature in (2e-6, 1e-4, 1e-2):
         for params in (PLAIN, {}, {"mirostat": 2}):
-            drawn = sampler(temperature=temperature, n_logprobs=2, **params).sample(logits, 9)
+            drawn = sampler(temperature=temperature, n_logprobs=2, **params).sample(WholeRow(logits), 9)
             assert drawn.token == int(logits.argmax())
             assert drawn.logprob is not None and math.isfinite(drawn.logprob)
 
@@ -47,19 +48,21 @@ def test_a_small_temperature_is_next_to_greedy_and_makes_no_nan() -> None:
 def test_a_draw_depends_on_seed_and_position_and_not_on_what_came_before() -> None:
     rows = [logits_of(i) for i in range(30)]
     one = sampler(temperature=1.0)
-    tokens = [one.sample(row, 100 + i).token for i, row in enumerate(rows)]
+    tokens = [one.sample(WholeRow(row), 100 + i).token for i, row in enumerate(rows)]
     again = sampler(temperature=1.0)
-    assert [again.sample(row, 100 + i).token for i, row in reversed(list(enumerate(rows)))][::-1] == tokens
+    assert [again.sample(WholeRow(row), 100 + i).token for i, row in reversed(list(enumerate(rows)))][::-1] == tokens
     other = sampler(temperature=1.0, seed=43)
-    assert [other.sample(row, 100 + i).token for i, row in enumerate(rows)] != tokens
+    assert [other.sample(WholeRow(row), 100 + i).token for i, row in enumerate(rows)] != tokens
 
 
 def test_a_seed_may_be_any_integer_and_none_takes_the_given_one() -> None:
     logits = logits_of()
     for seed in (-1, 2**63, 2**64 + 5):
-        sampler(seed=seed).sample(logits, 3)
+        sampler(seed=seed).sample(WholeRow(logits), 3)
     given = Sampler(SamplingParams(seed=None), (1,), n_vocab=N_VOCAB, seed=42)
-    assert [given.sample(logits, i).token for i in range(20)] == [sampler().sample(logits, i).token for i in range(20)]
+    assert [given.sample(WholeRow(logits), i).token for i in range(20)] == [
+        sampler().sample(WholeRow(logits), i).token for i in range(20)
+    ]
 
 
 def test_the_steps_come_in_order() -> None:
@@ -84,7 +87,7 @@ def test_the_steps_come_in_order() -> None:
             left = filters.exclude_top(left, 0.1, 2)
             n_excluded += np.isfinite(left).sum() < n_before
         token, _ = filters.draw(-left, Race(scale=1 / 1.7), uniform(7, position, 0))
-        assert one.sample(logits, position).token == token
+        assert one.sample(WholeRow(logits), position).token == token
     assert n_excluded > 5
 
 
@@ -106,7 +109,7 @@ def test_frequencies_are_the_probabilities(params: dict[str, float]) -> None:
     n_vocab, n_draws = 12, 6000
     logits = logits_of(4, n_vocab, 1.2)
     one = sampler((), n_vocab=n_vocab, **params)
-    counts = np.bincount([one.sample(logits, i).token for i in range(n_draws)], minlength=n_vocab)
+    counts = np.bincount([one.sample(WholeRow(logits), i).token for i in range(n_draws)], minlength=n_vocab)
     want = expected_distribution(logits, one.params)
     assert counts[want == 0].sum() == 0
     some = want > 0
@@ -132,7 +135,7 @@ def test_mirostat_brings_surprise_to_tau() -> None:
     surprises = []
     for position in range(600):
         most = one.mu * math.log(2)
-        drawn = one.sample(logits, position).token
+        drawn = one.sample(WholeRow(logits), position).token
         weights = np.exp(logits.astype(np.float64))
         left = weights[logits >= math.log(weights.sum()) - most]
         share = weights[drawn] / left.sum()
@@ -149,7 +152,7 @@ def test_logprobs_are_the_models_own_whatever_the_filters() -> None:
     logits = logits_of()
     exact = logits.astype(np.float64) - np.log(np.exp(logits.astype(np.float64)).sum())
     one = sampler(temperature=1.9, n_logprobs=5, logit_bias={3: 4.0}, repeat_penalty=1.3, presence_penalty=1.0, top_k=3)
-    drawn = one.sample(logits, 8)
+    drawn = one.sample(WholeRow(logits), 8)
     order = sorted(range(N_VOCAB), key=lambda i: (-logits[i], i))
     assert drawn.logprob == pytest.approx(exact[drawn.token], abs=1e-5)
     assert [t.token for t in drawn.top] == order[:5]
@@ -158,15 +161,15 @@ def test_logprobs_are_the_models_own_whatever_the_filters() -> None:
 
 def test_logprobs_can_be_without_alternatives_or_not_there() -> None:
     logits = logits_of()
-    drawn = sampler(n_logprobs=0).sample(logits, 8)
+    drawn = sampler(n_logprobs=0).sample(WholeRow(logits), 8)
     assert drawn.logprob is not None and drawn.top == ()
-    assert sampler().sample(logits, 8).logprob is None
+    assert sampler().sample(WholeRow(logits), 8).logprob is None
 
 
 def test_a_certain_token_has_logprob_zero_and_ties_go_to_the_lower_id() -> None:
     logits = np.full(5000, -1000.0, dtype=np.float32)
     logits[4321] = 1000.0
-    known = score(logits, 4321, 3)
+    known = score(WholeRow(logits), 4321, 3)
     assert known.logprob == 0.0
     assert [t.token for t in known.top] == [4321, 0, 1]
 
@@ -174,7 +177,7 @@ def test_a_certain_token_has_logprob_zero_and_ties_go_to_the_lower_id() -> None:
 def test_scoring_a_known_token() -> None:
     logits = logits_of()
     worst = int(logits.argmin())
-    known = score(logits, worst, 2)
+    known = score(WholeRow(logits), worst, 2)
     assert known.token == worst
     assert known.logprob is not None and known.logprob < known.top[1].logprob <= known.top[0].logprob <= 0
 
@@ -182,9 +185,9 @@ def test_scoring_a_known_token() -> None:
 def test_bias_bans_and_forces() -> None:
     logits = logits_of()
     best = int(logits.argmax())
-    assert sampler(temperature=0, logit_bias={best: -100.0}).sample(logits, 1).token != best
-    assert sampler(temperature=0, logit_bias={best: -math.inf}).sample(logits, 1).token != best
-    assert sampler(temperature=1.0, logit_bias={17: 100.0}).sample(logits, 1).token == 17
+    assert sampler(temperature=0, logit_bias={best: -100.0}).sample(WholeRow(logits), 1).token != best
+    assert sampler(temperature=0, logit_bias={best: -math.inf}).sample(WholeRow(logits), 1).token != best
+    assert sampler(temperature=1.0, logit_bias={17: 100.0}).sample(WholeRow(logits), 1).token == 17
     with pytest.raises(InvalidParameter, match="token 1000"):
         sampler(logit_bias={N_VOCAB: 1.0})
 
@@ -192,9 +195,9 @@ def test_bias_bans_and_forces() -> None:
 def test_ignore_eos_never_draws_an_end() -> None:
     logits = logits_of()
     logits[[5, 6]] = 30.0
-    assert sampler(temperature=0).sample(logits, 1).token == 5
+    assert sampler(temperature=0).sample(WholeRow(logits), 1).token == 5
     one = sampler(ignore_eos=True, logit_bias={5: 100.0}, **PLAIN)
-    assert not {one.sample(logits, i).token for i in range(50)} & {5, 6}
+    assert not {one.sample(WholeRow(logits), i).token for i in range(50)} & {5, 6}
 
 
 @pytest.mark.parametrize("params", [{"temperature": 0}, PLAIN, {}, {"mirostat": 2}], ids=str)
@@ -204,35 +207,35 @@ def test_a_mask_leaves_only_what_it_allows(params: dict[str, float]) -> None:
     allowed[[3, 64, 999]] = True
     bits = np.packbits(np.pad(allowed, (0, 24)), bitorder="little").view(np.uint32)
     by_bools, by_bits = sampler(**params), sampler(**params)
-    tokens = [by_bools.sample(logits, i, allowed).token for i in range(40)]
+    tokens = [by_bools.sample(WholeRow(logits), i, allowed).token for i in range(40)]
     assert set(tokens) <= {3, 64, 999}
-    assert [by_bits.sample(logits, i, bits).token for i in range(40)] == tokens
+    assert [by_bits.sample(WholeRow(logits), i, bits).token for i in range(40)] == tokens
     with pytest.raises(NoTokenLeft, match="forbid"):
-        by_bools.sample(logits, 40, np.zeros(N_VOCAB, dtype=np.bool_))
+        by_bools.sample(WholeRow(logits), 40, np.zeros(N_VOCAB, dtype=np.bool_))
 
 
 def test_penalties_see_the_prompt_and_what_was_drawn() -> None:
     logits = np.zeros(4, dtype=np.float32)
     logits[:] = [3.0, 2.9, 2.8, 2.7]
     one = sampler((0,), n_vocab=4, temperature=0, presence_penalty=1.0)
-    assert [one.sample(logits, i).token for i in range(4)] == [1, 2, 3, 0]
+    assert [one.sample(WholeRow(logits), i).token for i in range(4)] == [1, 2, 3, 0]
     none = sampler((0,), n_vocab=4, temperature=0, presence_penalty=1.0, repeat_last_n=0)
-    assert [none.sample(logits, i).token for i in range(2)] == [0, 0]
+    assert [none.sample(WholeRow(logits), i).token for i in range(2)] == [0, 0]
 
 
 def test_dry_breaks_a_loop() -> None:
     logits = np.array([1.0, 0.9, 0.8], dtype=np.float32)
     text = (0, 1, 2, 0, 1)
-    assert sampler(text, n_vocab=3, temperature=0, logit_bias={2: 1.0}).sample(logits, 5).token == 2
+    assert sampler(text, n_vocab=3, temperature=0, logit_bias={2: 1.0}).sample(WholeRow(logits), 5).token == 2
     one = sampler(text, n_vocab=3, temperature=0, logit_bias={2: 1.0}, dry_multiplier=5.0)
-    assert one.sample(logits, 5).token == 0
+    assert one.sample(WholeRow(logits), 5).token == 0
 
 
 def test_the_given_logits_stay_as_they_are() -> None:
     logits = logits_of()
     before = logits.copy()
     one = sampler(logit_bias={1: 5.0}, repeat_penalty=1.2, dry_multiplier=1.0, ignore_eos=True)
-    one.sample(logits, 1, np.ones(N_VOCAB, dtype=np.bool_))
+    one.sample(WholeRow(logits), 1, np.ones(N_VOCAB, dtype=np.bool_))
     assert (logits == before).all()
 
 
@@ -241,4 +244,4 @@ def test_nan_is_an_error_not_a_token() -> None:
     logits[500] = np.nan
     for params in ({"temperature": 0}, PLAIN, {}):
         with pytest.raises(DeviceError, match="NaN"):
-            sampler(**params).sample(logits, 1)
+            sampler(**params).sample(WholeRow(logits), 1)

@@ -114,6 +114,28 @@ std::vector<std::int64_t> top(const Logits &logits, std::size_t k) {
     return ids;
 }
 
+using Ids = nb::ndarray<std::uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Values = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+// The best of a row in order of id, as many as there is room for, and the weight of all of it where that is wanted. NaN
+// anywhere makes every value NaN.
+std::uint64_t shorten(const Logits &logits, Ids ids, Values values, bool weighs) {
+    const float *x = logits.data();
+    const std::size_t n = logits.size(), k = ids.size();
+    std::uint32_t *id = ids.data();
+    float *value = values.data();
+    const nb::gil_scoped_release nogil;
+    std::vector<Ranked> found = top_ranked(x, n, k, scratch().maxima);
+    const float peak = x[found[0].second];
+    std::sort(found.begin(), found.end(), [](const Ranked &a, const Ranked &b) { return a.second < b.second; });
+    const bool is_broken = any_nan(x, n);
+    for (std::size_t i = 0; i < k; ++i) {
+        id[i] = found[i].second;
+        value[i] = is_broken ? std::numeric_limits<float>::quiet_NaN() : x[id[i]];
+    }
+    return weighs && !is_broken ? sum_weights_of_logits(x, n, peak, 1.0f) : 0;
+}
+
 std::pair<double, double> total_weight(const Logits &logits, float scale) {
     const nb::gil_scoped_release nogil;
     const float peak = from_key(largest_key(logits.data(), logits.size()));
@@ -139,5 +161,6 @@ NB_MODULE(_sampling, m) {
           nb::arg("xtc_threshold"), nb::arg("min_keep"), nb::arg("scale"), nb::arg("u"));
     m.def("top", &top, nb::arg("logits"), nb::arg("k"));
     m.def("total_weight", &total_weight, nb::arg("logits"), nb::arg("scale"));
+    m.def("shorten", &shorten, nb::arg("logits"), nb::arg("ids"), nb::arg("values"), nb::arg("weighs"));
     m.def("best", &best, nb::arg("logits"));
 }

@@ -1,0 +1,128 @@
+"""What comes back of rows of logits: records of the best tokens lead to what the whole rows would have led to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from app.engine.request import SamplingParams
+from app.engine.rows import MAX_BEST, WHOLE, BestRow, RowSelection, RowWish, WholeRow, selection_of
+from app.engine.serving.sampler import Sampler
+from app.errors import DeviceError
+from tests.fakes.crowd import alone, crowd, keeping_rows, serving
+from tests.fakes.gguf import TinyLlama, write_tiny_llama
+
+N_VOCAB = 5000
+EOG = (5, 6)
+
+
+def record_of(logits: NDArray[np.float32], wish: RowWish) -> BestRow:
+    selection = RowSelection(len(logits), (wish,))
+    (row,) = selection.rows(selection.select(logits.data.cast("B")))
+    assert isinstance(row, BestRow)
+    return row
+
+
+params = st.builds(
+    SamplingParams,
+    seed=st.integers(0, 1 << 20),
+    temperature=st.sampled_from([0.0, 0.3, 1.0, 3.0]),
+    top_k=st.sampled_from([1, 2, 40, 300]),
+    top_p=st.sampled_from([1.0, 0.5, 0.95]),
+    min_p=st.sampled_from([0.0, 0.05, 0.5]),
+    typical_p=st.sampled_from([1.0, 0.5]),
+    xtc_probability=st.sampled_from([0.0, 1.0]),
+    min_keep=st.sampled_from([0, 3, 100]),
+    repeat_penalty=st.sampled_from([1.0, 1.3]),
+    presence_penalty=st.sampled_from([0.0, 1.0]),
+    frequency_penalty=st.sampled_from([0.0, 0.3]),
+    repeat_last_n=st.sampled_from([0, 7, 64, -1]),
+    ignore_eos=st.booleans(),
+    logit_bias=st.dictionaries(st.integers(0, N_VOCAB - 1), st.sampled_from([-1.0, -np.inf]), max_size=3),
+    n_logprobs=st.sampled_from([None, None, 0, 5, 20]),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    params=params,
+    seed=st.integers(0, 1 << 20),
+    width=st.sampled_from([0.0, 0.3, 3.0]),
+    n_values=st.sampled_from([0, 9, 90]),
+)
+def test_a_record_leads_to_what_the_row_leads_to(
+    params: SamplingParams, seed: int, width: float, n_values: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    prompt = rng.integers(0, N_VOCAB, 30).tolist()
+    from_rows, from_records = (Sampler(params, prompt, n_vocab=N_VOCAB, eog=EOG) for _ in range(2))
+    for position in range(8):
+        logits = rng.normal(0, width, N_VOCAB).astype(np.float32)
+        if n_values:
+            logits = rng.choice(logits[:n_values], N_VOCAB)
+        wish = from_records.wish()
+        assert 0 < wish.n_best <= MAX_BEST
+        drawn = from_records.sample(record_of(logits, wish), position)
+        assert drawn == from_rows.sample(WholeRow(logits), position)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"top_k": 0},
+        {"mirostat": 2},
+        {"dry_multiplier": 0.8},
+        {"logit_bias": {7: 0.1}},
+        {"repeat_penalty": 0.9},
+        {"presence_penalty": -0.1},
+        {"frequency_penalty": -0.1},
+        {"top_k": MAX_BEST + 1},
+        {"repeat_penalty": 1.1, "top_k": MAX_BEST},
+    ],
+    ids=str,
+)
+def test_whole_rows_are_wished_for_where_any_token_may_count(params: dict[str, object]) -> None:
+    assert Sampler(SamplingParams(**params), (1, 2, 3), n_vocab=N_VOCAB, eog=EOG).wish() == WHOLE  # type: ignore[arg-type]
+
+
+def test_what_is_broken_is_seen_in_a_record_as_in_a_row() -> None:
+    for value in (np.nan, np.inf):
+        logits = np.zeros(N_VOCAB, np.float32)
+        logits[4000] = value
+        sampler = Sampler(SamplingParams(temperature=0.0), (), n_vocab=N_VOCAB)
+        with pytest.raises(DeviceError, match="NaN or infinity"):
+            sampler.sample(record_of(logits, sampler.wish()), 0)
+
+
+def test_records_and_whole_rows_travel_together() -> None:
+    table = np.random.default_rng(1).normal(0, 1, (3, 101)).astype(np.float32)
+    selection = RowSelection(101, (RowWish(3, True), WHOLE, RowWish(1, False)))
+    again = RowSelection.unpack(101, memoryview(selection.pack()))
+    assert again == selection
+    selected = selection.select(table.data.cast("B"))
+    assert len(selected) == selection.n_bytes == (8 + 3 * 8) + 404 + (8 + 8)
+    best, whole, one = selection.rows(selected)
+    assert isinstance(best, BestRow) and best.tokens.tolist() == sorted(np.argsort(-table[0])[:3].tolist())
+    assert best.log_total() == WholeRow(table[0]).log_total()
+    assert whole.values.tolist() == table[1].tolist()
+    assert one.token(0) == int(table[2].argmax())
+
+
+def test_rows_hardly_longer_than_their_records_stay_whole() -> None:
+    assert selection_of([RowWish(40, False), WHOLE], 160) is None
+    assert selection_of([RowWish(40, False), RowWish(2, False)], 100) == RowSelection(100, (WHOLE, RowWish(2, False)))
+    assert selection_of([], 1000) is None
+
+
+def test_an_engine_answers_the_same_from_records_and_from_whole_rows(tmp_path: Path) -> None:
+    model = write_tiny_llama(tmp_path / "tiny.gguf", TinyLlama())
+    wanted = crowd()
+    with serving(model) as engine:
+        from_records = alone(engine, wanted)
+    with serving(model, keeping_rows) as engine:
+        assert alone(engine, wanted) == from_records
