@@ -29,6 +29,7 @@ from app.engine.device import Device
 from app.engine.ggml import GGMLType
 from app.engine.gguf.reader import GGUFFile
 from app.engine.program import Program
+from app.engine.rows import RowWish
 from app.rpc.connect import connect
 from app.rpc.device import RpcDevice
 from app.rpc.messages import Ping
@@ -44,6 +45,8 @@ ROUNDS = 9
 SMALL_CALLS = 400
 PROMPT_TOKENS, DECODE_TOKENS = 128, 96
 TOKEN_ROUNDS, BLOCK_TOKENS = 15, 12
+#: What a request with the usual `top_k` needs.
+WISH = RowWish(40, weighs=False)
 
 #: What a bare peer is asked for, by the first byte of 13.
 ECHO, TAKE, GIVE = 0, 1, 2
@@ -227,8 +230,8 @@ def tokens(model: str, device: str) -> None:
                     prompts[name].append(PROMPT_TOKENS / took_s)
             for _ in range(DECODE_TOKENS // BLOCK_TOKENS):
                 for name, stack in stacks.items():
-                    stack.feed([7])  # the caches are the other one's
-                    steps = [1 / seconds(lambda stack=stack: stack.feed([7])) for _ in range(BLOCK_TOKENS - 1)]
+                    _step(stack)  # the caches are the other one's
+                    steps = [1 / seconds(lambda stack=stack: _step(stack)) for _ in range(BLOCK_TOKENS - 1)]
                     decodes[name] += steps if turn else []
         for what, speeds in (("prompt", prompts), ("decode", decodes)):
             for name, values in speeds.items():
@@ -239,6 +242,11 @@ def tokens(model: str, device: str) -> None:
             promise(f"worker against local device, {what}", middle, 0.97, at_least=True)
         for stack in stacks.values():
             stack.close()
+
+
+def _step(stack: Stack) -> None:
+    """One token, with what a sampler needs of its logits."""
+    stack.executor.submit(stack.ubatch([7], [0]), [WISH]).rows()
 
 
 def events(device: str) -> None:

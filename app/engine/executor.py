@@ -8,7 +8,7 @@ without the engine's thread; `handover` says on which ways. Several ubatches may
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TypeVar
@@ -81,6 +81,8 @@ class Executor:
         self._limits = limits
         self._scratch = scratch
         self._mirrors = {InputKind.MASK: MaskMirror(), InputKind.MASK_SWA: MaskMirror()}
+        taken = {kind for stage in stages for kind in model.input_kinds(stage.shape)}
+        self._small_kinds = [kind for kind in _SMALL_INPUTS if kind in taken]
         self._boundaries = Boundaries()
         self.connect_stages()
 
@@ -172,23 +174,35 @@ class Executor:
         return BatchShape(n_seqs * seq_tokens, n_kv, n_outputs, n_seqs)
 
     def _small_inputs(self, ubatch: Ubatch, batch: BatchShape) -> dict[InputKind, NDArray[np.generic]]:
-        """Every small input at the bucket's size. Padding rows write where nobody looks."""
+        """Every small input that some stage takes, at the bucket's size. Padding rows write where nobody looks."""
+        return {kind: _SMALL_INPUTS[kind](self, ubatch, batch) for kind in self._small_kinds}
+
+    def _positions(self, ubatch: Ubatch, batch: BatchShape) -> NDArray[np.generic]:
         positions = _padded(ubatch.positions, batch.n_tokens, 0)
+        if self._model.position_streams == 1:
+            return positions
         streams = [positions] * min(3, self._model.position_streams)
         if self._model.position_streams == 4:
             streams.append(np.zeros_like(positions))
-        seq_slots = np.array([s.slot for s in ubatch.sequences], dtype=np.int32)
-        state_rows = _padded(seq_slots, batch.n_seqs, self._scratch.state_row) if self._model.has_state else seq_slots
+        return np.concatenate(streams)
+
+    def _kv_rows(self, ubatch: Ubatch, batch: BatchShape) -> NDArray[np.generic]:
+        return _padded(ubatch.cells, batch.n_tokens, self._scratch.cell)
+
+    def _out_ids(self, ubatch: Ubatch, batch: BatchShape) -> NDArray[np.generic]:
         out_ids = np.array([output.row for output in ubatch.outputs], dtype=np.int32)
-        scale = np.array([self._model.attn_scale(int(p)) for p in positions], dtype=np.float32)
-        return {
-            InputKind.POSITIONS: np.concatenate(streams),
-            InputKind.KV_ROWS: _padded(ubatch.cells, batch.n_tokens, self._scratch.cell),
-            InputKind.OUT_IDS: _padded(out_ids, batch.n_outputs, 0),
-            InputKind.STATE_SLOTS: state_rows,
-            InputKind.STATE_ROWS: state_rows.astype(np.int64),
-            InputKind.ATTN_SCALE: scale,
-        }
+        return _padded(out_ids, batch.n_outputs, 0)
+
+    def _state_slots(self, ubatch: Ubatch, batch: BatchShape) -> NDArray[np.int32]:
+        seq_slots = np.array([s.slot for s in ubatch.sequences], dtype=np.int32)
+        return _padded(seq_slots, batch.n_seqs, self._scratch.state_row)
+
+    def _state_rows(self, ubatch: Ubatch, batch: BatchShape) -> NDArray[np.generic]:
+        return self._state_slots(ubatch, batch).astype(np.int64)
+
+    def _attn_scale(self, ubatch: Ubatch, batch: BatchShape) -> NDArray[np.generic]:
+        positions = _padded(ubatch.positions, batch.n_tokens, 0).tolist()
+        return np.array([self._model.attn_scale(position) for position in positions], dtype=np.float32)
 
     def _masks(self, ubatch: Ubatch, batch: BatchShape) -> dict[InputKind, NDArray[np.uint16]]:
         windows: dict[InputKind, int | None] = {InputKind.MASK: None}
@@ -201,6 +215,17 @@ class Executor:
             for kind, window in windows.items():
                 show_sequence(masks[kind], rows, ubatch.positions[rows], cells, window)
         return masks
+
+
+#: How each small input is made.
+_SMALL_INPUTS: Mapping[InputKind, Callable[[Executor, Ubatch, BatchShape], NDArray[np.generic]]] = {
+    InputKind.POSITIONS: Executor._positions,
+    InputKind.KV_ROWS: Executor._kv_rows,
+    InputKind.OUT_IDS: Executor._out_ids,
+    InputKind.STATE_SLOTS: Executor._state_slots,
+    InputKind.STATE_ROWS: Executor._state_rows,
+    InputKind.ATTN_SCALE: Executor._attn_scale,
+}
 
 
 def _padded(values: NDArray[_T], n: int, filler: int) -> NDArray[_T]:

@@ -7,6 +7,7 @@ carries them all; masks have places of their own, and only what changed of them 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,10 +24,32 @@ _MAX_ROWS_COMPARED = 64
 _PIECE_COST_BYTES = 320
 
 
+@dataclass(frozen=True, slots=True)
+class InputLayout:
+    """Where the inputs of one shape start in the input buffer.
+
+    `small`: the small ones in order, with where each starts in the one payload that brings them all.
+    """
+
+    offsets: Mapping[InputKind, int]
+    small: tuple[tuple[InputKind, int], ...]
+
+    def pack(self, values: Mapping[InputKind, NDArray[np.generic]]) -> bytes:
+        """The small inputs as one payload for the area's `small_offset`; empty when there are none."""
+        if not self.small:
+            return b""
+        last, start = self.small[-1]
+        packed = bytearray(start + values[last].nbytes)
+        for kind, start in self.small:
+            value = values[kind]
+            packed[start : start + value.nbytes] = value.tobytes()
+        return bytes(packed)
+
+
 class InputArea:
     """Offsets of a stage's inputs within its input buffer.
 
-    Made from the input specs of the largest shape; `offsets` then holds for the specs of any smaller one.
+    Made from the input specs of the largest shape; `layout` then has room for the specs of any smaller one.
     """
 
     def __init__(self, largest: Sequence[InputSpec], alignment: int) -> None:
@@ -40,30 +63,19 @@ class InputArea:
         self.small_offset = at
         self.total_bytes = at + sum(align_up(s.leaf().n_bytes, alignment) for s in largest if s.kind not in _LARGE)
 
-    def offsets(self, specs: Sequence[InputSpec]) -> dict[InputKind, int]:
+    def layout(self, specs: Sequence[InputSpec]) -> InputLayout:
         """Where each input of these specs starts."""
         offsets: dict[InputKind, int] = {}
+        small = []
         at = self.small_offset
         for spec in specs:
             if spec.kind in _LARGE:
                 offsets[spec.kind] = self._large[spec.kind]
             else:
                 offsets[spec.kind] = at
+                small.append((spec.kind, at - self.small_offset))
                 at = align_up(at + spec.leaf().n_bytes, self._alignment)
-        return offsets
-
-    def pack_small(self, specs: Sequence[InputSpec], values: Mapping[InputKind, NDArray[np.generic]]) -> bytes:
-        """The packed small inputs as one payload for `small_offset`; empty when there are none."""
-        offsets = self.offsets(specs)
-        small = [spec.kind for spec in specs if spec.kind not in _LARGE]
-        if not small:
-            return b""
-        last = small[-1]
-        packed = bytearray(offsets[last] - self.small_offset + values[last].nbytes)
-        for kind in small:
-            start = offsets[kind] - self.small_offset
-            packed[start : start + values[kind].nbytes] = values[kind].tobytes()
-        return bytes(packed)
+        return InputLayout(offsets, tuple(small))
 
 
 class MaskMirror:
@@ -90,6 +102,10 @@ class MaskMirror:
 def _changed_runs(held: NDArray[np.uint16], mask: NDArray[np.uint16]) -> Iterator[tuple[int, memoryview]]:
     changed = np.flatnonzero(held != mask)
     if not len(changed):
+        return
+    first, last = int(changed[0]), int(changed[-1]) + 1
+    if (last - first) * mask.itemsize <= _PIECE_COST_BYTES:  # one decoding sequence: a cell more
+        yield first * mask.itemsize, mask[first:last].data.cast("B")
         return
     breaks = np.flatnonzero(np.diff(changed) > _PIECE_COST_BYTES // mask.itemsize) + 1
     for run in np.split(changed, breaks):

@@ -37,6 +37,9 @@ def show_sequence(
     `positions` are those of the rows; `cells` is the cell of every position up to the last of them. With a window a
     query sees the last `window` positions, itself included.
     """
+    if len(positions) == 1:  # decoding: all of it is the past
+        mask[rows.start, cells if window is None else cells[-window:]] = VISIBLE
+        return
     past = np.arange(len(cells), dtype=np.int32)
     seen = past <= positions[:, None]
     if window is not None:

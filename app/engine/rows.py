@@ -12,13 +12,21 @@ import math
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from app.engine.serving.vocab_ops import Logits, log_total, shorten
-from app.engine.serving.weights import ONE
+from app.engine.serving.vocab_ops import Logits, best_numpy, log_total, top_numpy
+from app.engine.serving.weights import ONE, weigh
+
+try:
+    from app.engine.kernels import _sampling
+except ImportError:  # a wheel of Python alone
+    NATIVE = False
+else:
+    NATIVE = True
 
 #: The most tokens of a row that a record holds.
 MAX_BEST = 1024
@@ -41,7 +49,7 @@ class RowWish(NamedTuple):
 WHOLE = RowWish(0, False)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RowSelection:
     """What is wanted of each of some rows of float32 that lie one behind the other."""
 
@@ -53,7 +61,7 @@ class RowSelection:
         """What the rows are on the device."""
         return len(self.wishes) * self.n_columns * F32_BYTES
 
-    @property
+    @cached_property
     def n_bytes(self) -> int:
         """What is sent of them."""
         return sum(self._row_bytes(wish) for wish in self.wishes)
@@ -67,7 +75,8 @@ class RowSelection:
         worst = max((wish.n_best for wish in self.wishes), default=0)
         return f"the {worst} best of {self.n_columns} columns are more than {most}" if worst > most else None
 
-    def pack(self) -> bytes:
+    @cached_property
+    def packed(self) -> bytes:
         """The wishes as they travel."""
         return b"".join(_WISH.pack(wish.n_best, wish.weighs) for wish in self.wishes)
 
@@ -81,14 +90,25 @@ class RowSelection:
     def select(self, rows: memoryview, into: memoryview | None = None) -> memoryview:
         """What is wanted of `source_bytes` bytes of rows; in memory of `n_bytes` bytes, if given."""
         selected = memoryview(bytearray(self.n_bytes)) if into is None else into
+        if NATIVE:
+            _sampling.select_rows(rows, self.n_columns, self.packed, selected)
+        else:
+            self.select_numpy(rows, selected)
+        return selected
+
+    def select_numpy(self, rows: memoryview, selected: memoryview) -> None:
+        """As `select`, without native code: the reference."""
         table = np.frombuffer(rows, np.float32).reshape(len(self.wishes), self.n_columns)
         for row, wish, at in zip(table, self.wishes, self._places(), strict=True):
             if not wish.n_best:
                 np.copyto(np.frombuffer(selected, np.float32, self.n_columns, at), row)
                 continue
             ids, values = _entries(selected, at, wish.n_best)
-            _TOTAL.pack_into(selected, at, shorten(row, ids, values, weighs=wish.weighs))
-        return selected
+            ids[:] = np.sort(top_numpy(row, wish.n_best))
+            is_broken = best_numpy(row)[1]
+            values[:] = np.nan if is_broken else row[ids]
+            weighs = wish.weighs and not is_broken and row.max() > -np.inf
+            _TOTAL.pack_into(selected, at, int(weigh(row.max() - row).sum()) if weighs else 0)
 
     def rows(self, selected: memoryview) -> list[Row]:
         """The rows of what was selected; they are views of it."""

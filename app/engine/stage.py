@@ -20,7 +20,7 @@ from app.engine.device import Device, Handle, WeightHint
 from app.engine.ggml import GGMLType, row_bytes
 from app.engine.graph import Graph, Tensor, leaf
 from app.engine.handover import RELAYED, HandOver, Parcel, Region, RelayedParcel
-from app.engine.inputs import InputArea
+from app.engine.inputs import InputArea, InputLayout
 from app.engine.models.base import (
     SHARED_LAYER,
     BatchShape,
@@ -77,7 +77,7 @@ class StageLimits:
 @dataclass(frozen=True, slots=True)
 class _Prepared:
     handle: Handle
-    specs: tuple[InputSpec, ...]
+    inputs: InputLayout
     output_offset: int
 
 
@@ -252,19 +252,19 @@ class Stage:
             self._prepared.move_to_end(key)
             return self._prepared[key]
         graph, output, specs, inputs = self._build(batch, hidden)
-        offsets = self._area.offsets(specs)
+        placed = self._area.layout(specs)
         layout = self._layout(batch, hidden=hidden)
         if layout.total_bytes > self._scratch.size_bytes:
             self._grow_scratch(layout.total_bytes)
         leaves = [(tensor, self._places[name]) for name, tensor in (self._weight_leaves | self._cache_leaves).items()]
         leaves += [
-            (tensor, Place(self._inputs, offsets[spec.kind])) for spec, tensor in zip(specs, inputs, strict=True)
+            (tensor, Place(self._inputs, placed.offsets[spec.kind])) for spec, tensor in zip(specs, inputs, strict=True)
         ]
         name = f"l{self.shape.first_layer}-{self.shape.last_layer} t{batch.n_tokens} kv{batch.n_kv} o{batch.n_outputs}"
         program = make_program(name, graph, output, leaves, self._scratch, layout)
         output_index = next(i for i, node in enumerate(graph.nodes) if node is output)
         output_offset = program.tensors[program.nodes[output_index]].offset
-        prepared = self._prepared[key] = _Prepared(self.device.prepare(program), specs, output_offset)
+        prepared = self._prepared[key] = _Prepared(self.device.prepare(program), placed, output_offset)
         self.n_prepared += 1
         if len(self._prepared) > _MAX_PREPARED:
             _, oldest = self._prepared.popitem(last=False)
@@ -293,9 +293,8 @@ class Stage:
         `on_sent` is called when `x` is no longer needed: it has left for the device, or was copied there.
         """
         prepared = self._program(batch, hidden)
-        offsets = self._area.offsets(prepared.specs)
-        packed = self._area.pack_small(prepared.specs, small)
-        if packed:
+        offsets = prepared.inputs.offsets
+        if packed := prepared.inputs.pack(small):
             self.device.write(self._inputs, self._area.small_offset, packed)
         for kind, pieces in masks.items():
             if kind in offsets:

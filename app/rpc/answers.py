@@ -67,11 +67,12 @@ class Answers:
 
     def send(self, *buffers: bytes | memoryview) -> None:
         """Send an answer, or queue it behind those that wait; `buffers` must stay as they are."""
-        with self._wake:
-            self._wait_for_room()
-            if self._waiting:
-                self._waiting.append(lambda: self._socket.send(*buffers))
-                return
+        if self._waiting:  # nobody else adds any: without one there is nothing to wait for
+            with self._wake:
+                self._wait_for_room()
+                if self._waiting:
+                    self._waiting.append(lambda: self._socket.send(*buffers))
+                    return
         self._socket.send(*buffers)
 
     def send_later(self, ready: Future[Any], *buffers: bytes | memoryview, then: Callable[[], None]) -> None:
@@ -104,8 +105,9 @@ class Answers:
 
     def drain(self) -> None:
         """Wait until nothing waits."""
-        with self._wake:
-            self._wake.wait_for(lambda: not self._waiting)
+        if self._waiting:
+            with self._wake:
+                self._wake.wait_for(lambda: not self._waiting)
 
     def close(self) -> None:
         """Wait until everything is answered, or cannot be."""

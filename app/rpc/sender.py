@@ -167,7 +167,7 @@ class Sender:
         self, buffer: RpcBuffer, offset: int, rows: RowSelection, into: memoryview | None
     ) -> Future[memoryview]:
         future: Awaited[memoryview] = self._link.dispatcher.awaited()
-        size, wishes = rows.n_bytes, rows.pack()
+        size, wishes = rows.n_bytes, rows.packed
         request = ReadRows(buffer.address.base + offset, rows.n_columns, memoryview(wishes))
         frame = encode(request, self._link.peer.version, len(wishes)) + wishes
         self.submit("READ_ROWS", frame, Answer("READ_ROWS", size, size, future, into))

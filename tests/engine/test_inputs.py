@@ -28,11 +28,11 @@ def specs(n_tokens: int, n_kv: int) -> tuple[InputSpec, ...]:
 @given(st.integers(1, 64), st.integers(1, 8))
 def test_places_hold_for_every_smaller_shape(n_tokens: int, kv_steps: int) -> None:
     area = InputArea(specs(64, 2048), 32)
-    offsets = area.offsets(specs(n_tokens, 256 * kv_steps))
+    offsets = area.layout(specs(n_tokens, 256 * kv_steps)).offsets
     spans = sorted((offsets[s.kind], offsets[s.kind] + s.leaf().n_bytes) for s in specs(n_tokens, 256 * kv_steps))
     assert all(stop <= start for (_, stop), (start, _) in zip(spans, spans[1:], strict=False))
     assert spans[-1][1] <= area.total_bytes and all(start % 32 == 0 for start, _ in spans)
-    largest = area.offsets(specs(64, 2048))
+    largest = area.layout(specs(64, 2048)).offsets
     assert all(offsets[kind] == largest[kind] for kind in (InputKind.X, InputKind.MASK))
 
 
@@ -44,11 +44,12 @@ def test_small_inputs_are_packed_at_their_offsets() -> None:
         InputKind.KV_ROWS: np.array([70, 71], dtype=np.int64),
         InputKind.OUT_IDS: np.array([1], dtype=np.int32),
     }
-    packed = area.pack_small(wanted, values)
+    layout = area.layout(wanted)
+    packed = layout.pack(values)
     for kind, value in values.items():
-        start = area.offsets(wanted)[kind] - area.small_offset
+        start = layout.offsets[kind] - area.small_offset
         assert packed[start : start + value.nbytes] == value.tobytes()
-    assert area.pack_small(wanted[:1], values) == b""
+    assert area.layout(wanted[:1]).pack(values) == b""
 
 
 @settings(max_examples=100, deadline=None)
@@ -89,4 +90,9 @@ def test_a_query_sees_its_own_past_through_blocks_and_window() -> None:
     for row, position in enumerate(positions):
         assert set(np.flatnonzero(full[row] == VISIBLE)) == set(cells[: position + 1])
         assert set(np.flatnonzero(windowed[row] == VISIBLE)) == set(cells[max(0, position - 5) : position + 1])
+        alone, alone_windowed = hide_all(2, 256), hide_all(2, 256)  # as a decoding sequence, in the second row
+        show_sequence(alone, slice(1, 2), positions[row : row + 1], cells[: position + 1], None)
+        show_sequence(alone_windowed, slice(1, 2), positions[row : row + 1], cells[: position + 1], 6)
+        assert np.array_equal(alone[1], full[row]) and np.array_equal(alone_windowed[1], windowed[row])
+        assert (alone[0] == HIDDEN).all() and (alone_windowed[0] == HIDDEN).all()
     assert (full[3] == HIDDEN).all()

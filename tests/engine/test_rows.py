@@ -102,7 +102,7 @@ def test_what_is_broken_is_seen_in_a_record_as_in_a_row() -> None:
 def test_records_and_whole_rows_travel_together() -> None:
     table = np.random.default_rng(1).normal(0, 1, (3, 101)).astype(np.float32)
     selection = RowSelection(101, (RowWish(3, True), WHOLE, RowWish(1, False)))
-    again = RowSelection.unpack(101, memoryview(selection.pack()))
+    again = RowSelection.unpack(101, memoryview(selection.packed))
     assert again == selection
     selected = selection.select(table.data.cast("B"))
     assert len(selected) == selection.n_bytes == (8 + 3 * 8) + 404 + (8 + 8)
@@ -111,6 +111,37 @@ def test_records_and_whole_rows_travel_together() -> None:
     assert best.log_total() == WholeRow(table[0]).log_total()
     assert whole.values.tolist() == table[1].tolist()
     assert one.token(0) == int(table[2].argmax())
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    seed=st.integers(0, 1 << 30),
+    n=st.sampled_from([1, 2, 63, 64, 65, 1025, 9000]),
+    width=st.sampled_from([0.0, 3.0, 300.0]),
+    n_values=st.sampled_from([0, 7]),
+    n_rows=st.integers(0, 4),
+    has_nan=st.booleans(),
+)
+def test_native_code_and_numpy_select_the_same_bytes(
+    seed: int, n: int, width: float, n_values: int, n_rows: int, has_nan: bool
+) -> None:
+    rng = np.random.default_rng(seed)
+    table = rng.normal(0, width, (n_rows, n)).astype(np.float32)
+    if n_values and n_rows:
+        table = rng.choice(table[0, :n_values], (n_rows, n))
+    table[:, rng.integers(n)] = -np.inf
+    if has_nan:
+        table[:, rng.integers(n)] = np.nan
+    counts = rng.choice([0, 1, min(n, 40), min(n, MAX_BEST)], n_rows)
+    rows = RowSelection(n, tuple(RowWish(int(count), bool(rng.integers(2))) for count in counts))
+    source = table.data.cast("B") if table.size else memoryview(b"")
+    plain = memoryview(bytearray(rows.n_bytes))
+    rows.select_numpy(source, plain)
+    selected = rows.select(source)
+    assert has_nan or selected == plain
+    for one, row in zip(rows.rows(selected), table, strict=True):
+        if isinstance(one, BestRow):
+            assert np.isnan(one.values).all() if has_nan else one.values.tolist() == row[one.tokens].tolist()
 
 
 def test_rows_hardly_longer_than_their_records_stay_whole() -> None:

@@ -198,7 +198,7 @@ def _every_command() -> bytes:
         (m.Describe(), b""),
         (m.WriteBatch(memoryview(b"")), BATCH_ITEM.pack(BASE, 4) + b"abcd" + BATCH_ITEM.pack(BASE + 9, 2) + b"xy"),
         (m.ReadRegion(BASE, 16), b""),
-        (m.ReadRows(BASE, 16, memoryview(b"")), ROWS.pack()),
+        (m.ReadRows(BASE, 16, memoryview(b"")), ROWS.packed),
         (m.Ping(1), b""),
         (m.AuthChallenge(bytes(32)), b""),
         (m.PushAccept(0), b""),

@@ -42,7 +42,7 @@ def wishes(address: int, n_columns: int, packed: bytes) -> bytes:
 def test_the_answer_is_a_record_for_each_row(client: RawClient) -> None:
     _, base = client.alloc(4096)
     client.tell(133, struct.pack("<QI", base + 64, TABLE.nbytes) + TABLE.tobytes())
-    answer = client.ask(READ_ROWS, wishes(base + 64, 200, ROWS.pack()))
+    answer = client.ask(READ_ROWS, wishes(base + 64, 200, ROWS.packed))
     assert answer == bytes(ROWS.select(TABLE.data.cast("B")))
     assert client.ask(READ_ROWS, wishes(base, 200, b"")) == b""
 

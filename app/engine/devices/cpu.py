@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from app.engine.device import DeviceCaps
-from app.engine.devices.host import ALIGNMENT_BYTES, MAX_BUFFER_BYTES, HostBuffer, HostDevice, HostHandle, Memory
+from app.engine.devices.host import ALIGNMENT_BYTES, MAX_BUFFER_BYTES, HostBuffer, HostDevice, HostHandle
 from app.engine.ggml import GGMLType
 from app.engine.gguf.quants.codebook import GridName, grid
 from app.engine.kernels import _cpu
@@ -157,9 +157,8 @@ class CpuDevice(HostDevice):
             address, room, tensor.use_count,
         )  # fmt: skip
 
-    def _give_out(self, memory: Memory, replaced: bool) -> None:
-        begin = memory.ctypes.data
-        self._engine.touch(begin, begin + memory.nbytes, replaced)
+    def _give_out(self, address: int, size_bytes: int, replaced: bool) -> None:
+        self._engine.touch(address, address + size_bytes, replaced)
 
     def _forget(self, buffer: HostBuffer) -> None:
         self._engine.forget(buffer.address, buffer.address + buffer.size_bytes)

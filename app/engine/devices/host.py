@@ -173,15 +173,14 @@ class HostDevice(Device):
         def bytes_now() -> Memory:
             if mine.memory is None:
                 raise InternalError(f"device {self.name}: {mine!r} was freed out of order")
-            memory = mine.memory[offset : offset + size_bytes]
             if size_bytes:
                 mine.is_blank = False
-                self._give_out(memory, replaced)
-            return memory
+                self._give_out(mine.address + offset, size_bytes, replaced)
+            return mine.memory[offset : offset + size_bytes]
 
         return bytes_now
 
-    def _give_out(self, memory: Memory, replaced: bool) -> None:
+    def _give_out(self, address: int, size_bytes: int, replaced: bool) -> None:
         """In lane order: bytes are about to be read or changed from outside; they must be what the outside wrote."""
 
     def _forget(self, buffer: HostBuffer) -> None:

@@ -102,7 +102,7 @@ class Sampler:
         """
         logits = row.values
         greedy, has_nan = best(logits)
-        if has_nan or logits[greedy] == math.inf:
+        if has_nan or not math.isfinite(logits[greedy]):
             raise DeviceError("the model's logits hold NaN or infinity; a weight or a kernel is broken")
         adjusted = self._adjusted(row, allowed)
         if not self.is_greedy:

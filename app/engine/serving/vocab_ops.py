@@ -57,15 +57,6 @@ def draw(logits: Logits, race: Race, u: float) -> tuple[int, float]:
     )
 
 
-def shorten(logits: Logits, ids: NDArray[np.uint32], values: Logits, *, weighs: bool) -> int:
-    """Fill in the tokens of the largest logits, by id, and their logits, as many as there is room for.
-
-    Returns the sum of all tokens' weights (see `weights`) where it `weighs`, else 0. NaN anywhere in the row makes all
-    values NaN.
-    """
-    return _sampling.shorten(logits, ids, values, weighs) if NATIVE else shorten_numpy(logits, ids, values, weighs)
-
-
 def best_numpy(logits: Logits) -> tuple[int, bool]:
     return int(logits.argmax()), bool(np.isnan(logits.max()))
 
@@ -73,13 +64,6 @@ def best_numpy(logits: Logits) -> tuple[int, bool]:
 def top_numpy(logits: Logits, k: int) -> list[int]:
     found: list[int] = np.argsort(-logits, kind="stable")[:k].tolist()
     return found
-
-
-def shorten_numpy(logits: Logits, ids: NDArray[np.uint32], values: Logits, weighs: bool) -> int:
-    is_broken = best_numpy(logits)[1]
-    ids[:] = np.sort(top_numpy(logits, len(ids)))
-    values[:] = np.nan if is_broken else logits[ids]
-    return int(weigh(logits.max() - logits).sum()) if weighs and not is_broken else 0
 
 
 def total_weight_numpy(logits: Logits, scale: float) -> tuple[float, float]:

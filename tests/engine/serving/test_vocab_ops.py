@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 from app.engine.serving import filters, vocab_ops
 from app.engine.serving.filters import Race
 from app.engine.serving.randomness import uniform
-from app.engine.serving.vocab_ops import best, draw, log_total, shorten_numpy, top
+from app.engine.serving.vocab_ops import best, draw, log_total, top
 from app.engine.serving.weights import ONE
 
 
@@ -95,26 +94,6 @@ def test_draw_inverts_the_cumulative_distribution(seed: int, n: int, u: float) -
     assert held[token] - weights[token] / weights.sum() <= u + 1e-5
 
 
-Shorten = Callable[..., int]
-
-
-def shortened(shorten: Shorten, logits: NDArray[np.float32], k: int, *, weighs: bool) -> tuple[bytes, bytes, int]:
-    ids, values = np.empty(k, np.uint32), np.empty(k, np.float32)
-    total = shorten(logits, ids, values, weighs=weighs)
-    return ids.tobytes(), values.tobytes(), total
-
-
-def test_a_shortened_row_is_the_best_tokens_by_id_and_the_weight_of_all() -> None:
-    logits = some_logits(3, 5000)
-    ids, values, total = shortened(vocab_ops.shorten, logits, 40, weighs=True)
-    assert np.frombuffer(ids, np.uint32).tolist() == sorted(in_order(logits)[:40])
-    assert np.frombuffer(values, np.float32).tolist() == [float(logits[i]) for i in sorted(in_order(logits)[:40])]
-    assert float(logits.max()) + math.log(total / ONE) == log_total(logits)
-    logits[4321] = math.nan
-    _, broken, total = shortened(vocab_ops.shorten, logits, 40, weighs=True)
-    assert np.isnan(np.frombuffer(broken, np.float32)).all() and total == 0
-
-
 races = st.builds(
     Race,
     top_k=st.sampled_from([0, 1, 5, 40, 1000, 9000]),
@@ -151,9 +130,6 @@ def test_native_code_and_numpy_draw_the_same_bit_for_bit(
     assert draw(logits, race, u) == filters.draw(logits, race, u)
     assert top(logits, 50) == vocab_ops.top_numpy(logits, 50)
     assert best(logits) == vocab_ops.best_numpy(logits)
-    for k in {1, min(n, 40), n}:
-        native, plain = (shortened(one, logits, k, weighs=k > 1) for one in (vocab_ops.shorten, shorten_numpy))
-        assert native == plain
     for scale in (1.0, race.scale):
         peak, total = vocab_ops.total_weight_numpy(logits, scale)
         assert log_total(logits, scale) == peak * scale + math.log(total / ONE)

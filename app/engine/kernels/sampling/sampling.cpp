@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <functional>
 #include <limits>
+#include <stdexcept>
 #include <utility>
 #include <vector>
 
@@ -114,26 +116,59 @@ std::vector<std::int64_t> top(const Logits &logits, std::size_t k) {
     return ids;
 }
 
-using Ids = nb::ndarray<std::uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Values = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Bytes = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Room = nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-// The best of a row in order of id, as many as there is room for, and the weight of all of it where that is wanted. NaN
-// anywhere makes every value NaN.
-std::uint64_t shorten(const Logits &logits, Ids ids, Values values, bool weighs) {
-    const float *x = logits.data();
-    const std::size_t n = logits.size(), k = ids.size();
-    std::uint32_t *id = ids.data();
-    float *value = values.data();
-    const nb::gil_scoped_release nogil;
+// One row's record, see app/engine/rows.py: the weight of all of it where that is wanted, the best tokens in order of
+// id, their logits. NaN anywhere makes every logit NaN.
+std::uint8_t *put_record(const float *x, std::size_t n, std::size_t k, bool weighs, std::uint8_t *out) {
     std::vector<Ranked> found = top_ranked(x, n, k, scratch().maxima);
     const float peak = x[found[0].second];
     std::sort(found.begin(), found.end(), [](const Ranked &a, const Ranked &b) { return a.second < b.second; });
     const bool is_broken = any_nan(x, n);
+    const std::uint64_t total = weighs && !is_broken && peak > -kOut ? sum_weights_of_logits(x, n, peak, 1.0f) : 0;
+    std::memcpy(out, &total, sizeof total);
+    std::uint8_t *ids = out + sizeof total, *values = ids + k * sizeof(std::uint32_t);
     for (std::size_t i = 0; i < k; ++i) {
-        id[i] = found[i].second;
-        value[i] = is_broken ? std::numeric_limits<float>::quiet_NaN() : x[id[i]];
+        const float value = is_broken ? std::numeric_limits<float>::quiet_NaN() : x[found[i].second];
+        std::memcpy(ids + i * sizeof(std::uint32_t), &found[i].second, sizeof(std::uint32_t));
+        std::memcpy(values + i * sizeof value, &value, sizeof value);
     }
-    return weighs && !is_broken ? sum_weights_of_logits(x, n, peak, 1.0f) : 0;
+    return values + k * sizeof(float);
+}
+
+// Whole rows and records, as wished for: u16 best tokens (0: the row), u16 whether to weigh, for each row.
+void select_rows(const Bytes &rows, std::size_t n_columns, const nb::bytes &wishes, Room out) {
+    const std::size_t n_rows = wishes.size() / 4;
+    const auto *wish = reinterpret_cast<const std::uint8_t *>(wishes.c_str());
+    const auto *x = reinterpret_cast<const float *>(rows.data());
+    if (rows.size() != n_rows * n_columns * sizeof(float)) {
+        throw std::invalid_argument("the rows have another size");
+    }
+    std::size_t n_bytes = 0;
+    for (std::size_t r = 0; r < n_rows; ++r) {
+        std::uint16_t k;
+        std::memcpy(&k, wish + 4 * r, sizeof k);
+        if (k > n_columns) {
+            throw std::invalid_argument("more columns are wished for than there are");
+        }
+        n_bytes += k != 0 ? 8 + 8 * std::size_t{k} : n_columns * sizeof(float);
+    }
+    if (out.size() != n_bytes) {
+        throw std::invalid_argument("the room has another size");
+    }
+    std::uint8_t *at = out.data();
+    const nb::gil_scoped_release nogil;
+    for (std::size_t r = 0; r < n_rows; ++r, x += n_columns) {
+        std::uint16_t entry[2];
+        std::memcpy(entry, wish + 4 * r, sizeof entry);
+        if (entry[0] != 0) {
+            at = put_record(x, n_columns, entry[0], entry[1] != 0, at);
+        } else {
+            std::memcpy(at, x, n_columns * sizeof(float));
+            at += n_columns * sizeof(float);
+        }
+    }
 }
 
 std::pair<double, double> total_weight(const Logits &logits, float scale) {
@@ -161,6 +196,6 @@ NB_MODULE(_sampling, m) {
           nb::arg("xtc_threshold"), nb::arg("min_keep"), nb::arg("scale"), nb::arg("u"));
     m.def("top", &top, nb::arg("logits"), nb::arg("k"));
     m.def("total_weight", &total_weight, nb::arg("logits"), nb::arg("scale"));
-    m.def("shorten", &shorten, nb::arg("logits"), nb::arg("ids"), nb::arg("values"), nb::arg("weighs"));
+    m.def("select_rows", &select_rows, nb::arg("rows"), nb::arg("n_columns"), nb::arg("wishes"), nb::arg("out"));
     m.def("best", &best, nb::arg("logits"));
 }
