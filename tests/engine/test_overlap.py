@@ -28,7 +28,7 @@ def ran(number: int, n_rows: int, stage_s: float, n_prepared: int) -> tuple[Runn
     stages = [StageMarks(None, None, end_s) for end_s in ends_s]
     done: Future[None] = Future()
     done.set_result(None)
-    return Running(ubatch, done, 1, UbatchMarks(lambda: 0.0, began_s, n_rows, stages), n_prepared), ends_s[-1]
+    return Running(ubatch, done, 1, None, UbatchMarks(lambda: 0.0, began_s, n_rows, stages), n_prepared), ends_s[-1]
 
 
 def first_chunk(*, prepares: bool) -> int | None:
