@@ -19,6 +19,7 @@ namespace tandem::TANDEM_ISA {
 namespace {
 
 constexpr int64_t kPanelElements = 2048;  // of each of the sixteen rows: the panel stays in the nearest caches
+constexpr bool kPairsOfTiles = kParts == 1;  // vectors so wide come with registers for sixteen tokens
 
 // One tile of activations from some block on.
 struct Tile {
@@ -123,6 +124,24 @@ TANDEM_INLINE void add_blocks(vf *acc, vb *w, const Scales &s0, const Scales &s1
     }
 }
 
+// Asks for a lone token's elements that a block of 256 will need after the one at hand, and for what belongs to them.
+// Between two groups' reads of them the weights of a group have pushed them out of the nearest cache, if rows are long;
+// and whoever waits for them does not ask for weights meanwhile.
+template <class K>
+TANDEM_INLINE void ask_ahead(const Tile &x, int64_t at) {
+    TANDEM_UNROLL
+    for (int i = 0; i < 256; i += 64) {
+        __builtin_prefetch(x.q + at + i);
+    }
+    __builtin_prefetch(x.d + at / 32);
+    if constexpr (K::kMin) {
+        __builtin_prefetch((K::kSub == 32 ? x.sum32 : x.sum16) + at / K::kSub);
+    }
+    if constexpr (K::kOffset != 0 || K::kMax == 128) {
+        __builtin_prefetch((K::kSub == 32 ? x.start32 : x.start16) + at / K::kSub);
+    }
+}
+
 // One group times kTokens tokens, decoding as it goes. out[t] takes sixteen floats.
 template <class F, int kTokens, int kTile>
 void direct(const uint8_t *group, int64_t k, const Tile &x, float *const *out) {
@@ -131,6 +150,9 @@ void direct(const uint8_t *group, int64_t k, const Tile &x, float *const *out) {
     for (int first = 0; first < kParts; first += kTogether) {
         vf acc[kTogether][kTokens] = {};
         for (int64_t block = 0; block < n_blocks; ++block) {
+            if constexpr (kTokens == 1 && F::kElements == 256) {
+                ask_ahead<typename F::Kind>(x, block + 1 < n_blocks ? 256 * (block + 1) : 0);
+            }
             TANDEM_UNROLL
             for (int p = 0; p < kTogether; ++p) {
                 F::template decode<kTokens == 1>(group + block * F::kBlockBytes, first + p,
@@ -196,14 +218,15 @@ void decode_panel(const uint8_t *group, int64_t first_block, int64_t n_blocks, c
     }
 }
 
-// A panel of n_blocks blocks of 32 times kTokens tokens of a tile; adds to what out holds unless `fresh`.
-template <class K, int kTokens, int kTile>
-void panel_tile(const Panel &panel, int64_t n_blocks, const Tile &x, float *const *out, bool fresh) {
+// A panel of n_blocks blocks of 32 times kTokens tokens of each of kTiles tiles that follow each other; adds to what out
+// holds unless `fresh`.
+template <class K, int kTokens, int kTile, int kTiles>
+void panel_tiles(const Panel &panel, int64_t n_blocks, const Tile (&x)[kTiles], float *const *out, bool fresh) {
     constexpr int kScales = 32 / K::kSub;
     for (int part = 0; part < kParts; ++part) {
-        vf acc[kTokens];
+        vf acc[kTiles * kTokens];
         TANDEM_UNROLL
-        for (int t = 0; t < kTokens; ++t) {
+        for (int t = 0; t < kTiles * kTokens; ++t) {
             acc[t] = fresh ? vf{} : load(out[t] + part * kNative);
         }
         for (int64_t b = 0; b < n_blocks; ++b) {
@@ -216,10 +239,13 @@ void panel_tile(const Panel &panel, int64_t n_blocks, const Tile &x, float *cons
             const Scales s0 = scales(load(panel.d + at), K::kMin ? load(panel.m + at) : vf{});
             const Scales s1 = kScales == 1 ? s0 : scales(load(panel.d + at + 16),
                                                          K::kMin ? load(panel.m + at + 16) : vf{});
-            add_blocks<K, kTokens, kTile>(acc, w, s0, s1, x, b);
+            TANDEM_UNROLL
+            for (int i = 0; i < kTiles; ++i) {
+                add_blocks<K, kTokens, kTile>(acc + i * kTokens, w, s0, s1, x[i], b);
+            }
         }
         TANDEM_UNROLL
-        for (int t = 0; t < kTokens; ++t) {
+        for (int t = 0; t < kTiles * kTokens; ++t) {
             store(out[t] + part * kNative, acc[t]);
         }
     }
@@ -289,13 +315,25 @@ void panel_tokens(const Panel &panel, int64_t first_block, int64_t n_blocks, con
     outputs.begin(first, n, out, fresh);
     const Tile x = tile_at(m.x, tile, first_block);
     if (m.x.tile == 1) {
-        panel_tile<K, 1, 1>(panel, n_blocks, x, out, fresh);
+        panel_tiles<K, 1, 1>(panel, n_blocks, {x}, out, fresh);
     } else if (n <= 4) {
-        panel_tile<K, 4, kTileTokens>(panel, n_blocks, x, out, fresh);
+        panel_tiles<K, 4, kTileTokens>(panel, n_blocks, {x}, out, fresh);
     } else {
-        panel_tile<K, 8, kTileTokens>(panel, n_blocks, x, out, fresh);
+        panel_tiles<K, 8, kTileTokens>(panel, n_blocks, {x}, out, fresh);
     }
     outputs.end(first, n);
+}
+
+// Two full tiles at once.
+template <class K>
+void panel_tile_pair(const Panel &panel, int64_t first_block, int64_t n_blocks, const QuantMatmul &m, int64_t tile,
+                     Outputs &outputs) {
+    const bool fresh = first_block == 0;
+    float *out[2 * kTileTokens];
+    outputs.begin(tile * kTileTokens, kTileTokens, out, fresh);
+    outputs.begin((tile + 1) * kTileTokens, kTileTokens, out + kTileTokens, fresh);
+    panel_tiles<K, kTileTokens, kTileTokens>(
+        panel, n_blocks, {tile_at(m.x, tile, first_block), tile_at(m.x, tile + 1, first_block)}, out, fresh);
 }
 
 // The types without an interleaved form: rows are unpacked into the panel one block after the other.
@@ -358,7 +396,14 @@ void run(const QuantMatmul &m, const Span &span, char *scratch) {
             } else {
                 decode_panel<F>(group, at / F::kElements, n / F::kElements, panel);
             }
-            for (int64_t tile = span.tile_begin; tile < span.tile_end; ++tile) {
+            int64_t tile = span.tile_begin;
+            if constexpr (kPairsOfTiles) {
+                const int64_t full = n_rows == 16 ? m.n_tokens / kTileTokens : 0;
+                for (; tile + 2 <= span.tile_end && tile + 2 <= full; tile += 2) {
+                    panel_tile_pair<PanelKind<typename F::Kind>>(panel, at / 32, n / 32, m, tile, outputs);
+                }
+            }
+            for (; tile < span.tile_end; ++tile) {
                 panel_tokens<PanelKind<typename F::Kind>>(panel, at / 32, n / 32, m, tile, outputs);
             }
         }

@@ -11,6 +11,7 @@ namespace {
 
 constexpr int64_t kTaskBytes = 1 << 20;    // of weights, when few tokens make their reading the work
 constexpr int64_t kTokensAtOnce = 256;     // of activations that should stay in a core's cache
+constexpr int64_t kTaskElements = 8192;    // of a group's row in turn, when many tokens make a quarter of a millisecond of it
 
 bool is_float(Type type) { return type == Type::F32 || type == Type::F16 || type == Type::BF16; }
 
@@ -43,7 +44,9 @@ void cut(Product &p, int64_t row_size, int n_threads, int64_t tile) {
         return;
     }
     p.tokens_per_task = kTokensAtOnce;
-    p.units_per_task = std::max<int64_t>(1, std::min<int64_t>(4, p.units / (4 * n_threads)));
+    // Quantized groups of long rows share little, and smaller tasks end closer together.
+    const int64_t most = p.quantized ? std::min<int64_t>(4, kTaskElements / std::max<int64_t>(1, p.quant.k)) : 4;
+    p.units_per_task = std::max<int64_t>(1, std::min(most, p.units / (4 * n_threads)));
 }
 
 class MatmulStep final : public Step {

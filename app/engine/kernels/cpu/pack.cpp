@@ -16,6 +16,7 @@ struct Field {
 };
 
 using Layout = std::vector<Field>;
+constexpr int kMostBlockBytes = 210;  // of the types with a layout
 
 // Units of two fields in turn, as a kernel that joins them reads them.
 void alternate(Layout &layout, int first, int second, int n) {
@@ -51,9 +52,12 @@ Layout make_layout(Type type) {
         }
         case Type::Q6_K: {
             Layout layout{{208, 2, 2}, {192, 16, 1}};
-            for (int half = 0; half < 2; ++half) {
-                alternate(layout, 64 * half, 128 + 32 * half, 8);
-                layout.push_back({static_cast<int16_t>(64 * half + 32), 32, 4});
+            for (int pair = 0; pair < 4; ++pair) {  // of runs of 32 elements
+                for (int c = 0; c < 4; ++c) {
+                    for (const int offset : {32 * pair + 4 * c, 32 * pair + 4 * c + 16, 128 + 16 * pair + 4 * c}) {
+                        layout.push_back({static_cast<int16_t>(offset), 4, 4});
+                    }
+                }
             }
             return layout;
         }
@@ -98,34 +102,72 @@ void copy_unit(const uint8_t *from, uint8_t *to, int bytes) {
     }
 }
 
-// Visits (bytes in the row, bytes in the group) for one row.
-template <class Visit>
-void each_unit(Type type, int64_t k, uint8_t *group, int row, Visit visit) {
-    const Layout &layout = layout_of(type);
-    const Traits t = traits(type);
-    uint8_t *place = group;
-    for (int64_t b = 0; b < k / t.block_elements; ++b) {
-        for (const Field &field : layout) {
-            for (int u = 0; u < field.bytes / field.unit; ++u) {
-                visit(b * t.block_bytes + field.offset + u * field.unit,
-                      place + (u * kGroupRows + row) * field.unit, field);
-            }
-            place += field.bytes * kGroupRows;
+// Of n bytes and the n bytes behind them, those of the same place exchange the high half of the one for the low half of
+// the other. Done twice it is undone.
+void exchange_halves(uint8_t *bytes, int n) {
+    for (int i = 0; i < n; ++i) {
+        const uint8_t a = bytes[i], b = bytes[n + i];
+        bytes[i] = static_cast<uint8_t>((a & 15) | (b << 4));
+        bytes[n + i] = static_cast<uint8_t>((a >> 4) | (b & 0xf0));
+    }
+}
+
+// Q6_K keeps together bits of runs of 32 elements that lie far apart: afterwards bytes hold neighbours. Undoes itself.
+void regroup(Type type, uint8_t *block) {
+    if (type == Type::Q6_K) {
+        for (int half = 0; half < 2; ++half) {
+            exchange_halves(block + 64 * half, 32);
+            exchange_halves(block + 128 + 32 * half, 16);
         }
     }
 }
 
-void put_row(Type type, int64_t k, const uint8_t *in, uint8_t *group, int row) {
-    each_unit(type, k, group, row, [in](int64_t at, uint8_t *place, const Field &field) {
+// Visits (byte of the block, place in the group) of one row of a block whose sixteen rows begin at `group`.
+template <class Visit>
+void each_unit(const Layout &layout, uint8_t *group, int row, Visit visit) {
+    for (const Field &field : layout) {
+        for (int u = 0; u < field.bytes / field.unit; ++u) {
+            visit(field.offset + u * field.unit, group + (u * kGroupRows + row) * field.unit, field);
+        }
+        group += field.bytes * kGroupRows;
+    }
+}
+
+void put_block(Type type, const Traits &t, const uint8_t *in, uint8_t *group, int row) {
+    uint8_t block[kMostBlockBytes];
+    std::memcpy(block, in, t.block_bytes);
+    regroup(type, block);
+    each_unit(layout_of(type), group, row, [&block](int at, uint8_t *place, const Field &field) {
         if (field.high_bits) {
             uint32_t bits;
-            std::memcpy(&bits, in + at, 4);
+            std::memcpy(&bits, block + at, 4);
             bits = group_bits(bits);
             std::memcpy(place, &bits, 4);
         } else {
-            copy_unit(in + at, place, field.unit);
+            copy_unit(block + at, place, field.unit);
         }
     });
+}
+
+void take_block(Type type, uint8_t *group, int row, uint8_t *out) {
+    each_unit(layout_of(type), group, row, [out](int at, const uint8_t *place, const Field &field) {
+        if (field.high_bits) {
+            uint32_t bits;
+            std::memcpy(&bits, place, 4);
+            bits = ungroup_bits(bits);
+            std::memcpy(out + at, &bits, 4);
+        } else {
+            copy_unit(place, out + at, field.unit);
+        }
+    });
+    regroup(type, out);
+}
+
+void put_row(Type type, int64_t k, const uint8_t *in, uint8_t *group, int row) {
+    const Traits t = traits(type);
+    for (int64_t b = 0; b < k / t.block_elements; ++b) {
+        put_block(type, t, in + b * t.block_bytes, group + b * t.block_bytes * kGroupRows, row);
+    }
 }
 
 }  // namespace
@@ -142,18 +184,11 @@ void pack_group(Type type, int64_t k, const uint8_t *const *rows, int n_rows, ui
 }
 
 void unpack_row(Type type, int64_t k, const uint8_t *group, int row, uint8_t *out) {
-    // The visitor only reads through the group's pointer.
-    each_unit(type, k, const_cast<uint8_t *>(group), row,
-              [out](int64_t at, const uint8_t *place, const Field &field) {
-                  if (field.high_bits) {
-                      uint32_t bits;
-                      std::memcpy(&bits, place, 4);
-                      bits = ungroup_bits(bits);
-                      std::memcpy(out + at, &bits, 4);
-                  } else {
-                      copy_unit(place, out + at, field.unit);
-                  }
-              });
+    const Traits t = traits(type);
+    for (int64_t b = 0; b < k / t.block_elements; ++b) {
+        // Only read through this pointer.
+        take_block(type, const_cast<uint8_t *>(group) + b * t.block_bytes * kGroupRows, row, out + b * t.block_bytes);
+    }
 }
 
 void pack_group_in_place(Type type, int64_t k, uint8_t *group, uint8_t *scratch) {
