@@ -20,10 +20,12 @@ WORTH_IT = 0.95
 BESIDE_DECODE = 2.0
 #: But so many rows it may have in any case, and as many as fill the size up: fewer cost far more each.
 LEAST_BESIDE = 32
-#: Of chunks that finish within this much of the first the largest is taken: each costs the control plane something too.
-AS_GOOD = 1.02
+#: What a ubatch costs the control plane, which may share cores with a stage.
+CONTROL_S = 2e-3
+#: Of chunks that finish within this much of the first the largest is taken.
+AS_GOOD = 1.01
 #: And the one that prompts began with before is, if it is within this much.
-STAYS = 1.03
+STAYS = 1.02
 #: A chunk may take so much longer than the first one of its prompt: sizes come in steps.
 _AS_LONG = 1.05
 #: Chunks that are worked out one by one; those beyond are as long as the last of them.
@@ -71,7 +73,7 @@ class Pacing:
         self._chunk_sizes = [size for size in self._sizes if size >= MIN_CHUNK] or [self._sizes[-1]]
         self._stages: list[StageTimes] = []
         self._row_cells = 0.0
-        self._chunk_s: float | None = None  # what chunks of the prompts in work shall take on the slowest stage
+        self._model: InFlight | None = None  # chunks of the prompts in work shall take as long as this one would now
         self._n_left = 0
         self._first: int | None = None  # what the last prompt without a past began with
 
@@ -86,7 +88,7 @@ class Pacing:
         """
         while len(self._stages) <= stage:
             self._stages.append(StageTimes())
-            self._chunk_s = None  # it was worked out with guesses
+            self._model = None  # it was worked out with guesses
         self._stages[stage].note(self.padded(n_rows), cells, seconds, queued=queued)
         if n_rows < PROMPT_ROWS:
             self._row_cells += 0.2 * (cells / n_rows - self._row_cells)
@@ -101,15 +103,22 @@ class Pacing:
             return self._sizes[-1]
         stages, rows = self._known(n_stages), _Rows(prompts)
         has_more, self._n_left = n_left > self._n_left, n_left
-        if self._chunk_s is not None and not has_more:
-            chunk = self._as_long(stages, rows, 0, self._chunk_s)
+        if self._model is not None and not has_more:
+            chunk = min(self._model[0], self._as_long(stages, rows, 0, _slowest_s(stages, *self._model)))
             if n_left > _LAST_CHUNKS * chunk:
                 return chunk
         is_fresh = has_more and prompts[0][1] == 0
         chunk = self._first_chunk(stages, rows, n_left, in_flight, self._first if is_fresh else None)
+        if self._model is not None and not has_more:
+            chunk = min(self._model[0], chunk)
         self._first = chunk if is_fresh else self._first
-        self._chunk_s = _slowest_s(stages, chunk, rows.cells(0, chunk))
-        return chunk
+        self._model = chunk, rows.cells(0, chunk)
+        return self._opening(chunk) if is_fresh and n_left > _LAST_CHUNKS * chunk else chunk
+
+    def _opening(self, chunk: int) -> int:
+        """Half of what the others have, which sets the next stage to work sooner; and sizes that differ tell what of a
+        stage's time is fixed."""
+        return next(size for size in self._sizes if size >= chunk / 2)
 
     def chunk_beside(
         self, n_stages: int, prompts: Sequence[Prompt], ready: InFlight, now: InFlight, most: int | None = None
@@ -190,13 +199,14 @@ class Pacing:
         finish_s = [0.0] * len(stages)
         for n_rows, cells in ahead:
             _run(stages, finish_s, self.padded(n_rows), cells)
+        control_s = CONTROL_S if all(stage.is_measured for stage in stages) else 0.0
         begin = end = 0
         for begin, end in self._walk(stages, rows, n_left, first):
-            _run(stages, finish_s, self.padded(end - begin), rows.cells(begin, end))
+            _run(stages, finish_s, self.padded(end - begin), rows.cells(begin, end), control_s)
         if end < n_left:
             size = self.padded(end - begin)
-            n_chunks = (n_left - end) / (end - begin)
-            return finish_s[-1] + n_chunks * _slowest_s(stages, size, rows.cells(end, n_left) / n_chunks)
+            n_more = (n_left - end) / (end - begin)
+            return finish_s[-1] + n_more * (control_s + _slowest_s(stages, size, rows.cells(end, n_left) / n_more))
         return finish_s[-1]
 
     def _walk(self, stages: Sequence[StageTimes], rows: _Rows, n_left: int, first: int) -> Iterator[tuple[int, int]]:
@@ -223,11 +233,13 @@ class Pacing:
         return self._chunk_sizes[low]
 
 
-def _run(stages: Sequence[StageTimes], finish_s: list[float], n_rows: int, cells: float) -> None:
+def _run(
+    stages: Sequence[StageTimes], finish_s: list[float], n_rows: int, cells: float, control_s: float = 0.0
+) -> None:
     """One ubatch through the shop: `finish_s` is when each stage is free."""
     before_s = 0.0
     for number, stage in enumerate(stages):
-        before_s = finish_s[number] = max(before_s, finish_s[number]) + stage.seconds(n_rows, cells)
+        before_s = finish_s[number] = max(before_s, finish_s[number]) + stage.seconds(n_rows, cells) + control_s
 
 
 def _slowest_s(stages: Sequence[StageTimes], n_rows: int, cells: float) -> float:

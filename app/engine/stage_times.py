@@ -10,13 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 #: Until measurements tell, what is fixed is taken to cost as much as this many rows.
-FIXED_ROWS = 8
+FIXED_ROWS = 4
 #: And so many cells seen as much as a row.
-GUESSED_ROW_CELLS = 1024
+GUESSED_ROW_CELLS = 4096
 #: From so many rows on they are taken for a prompt's; fewer for decode, which reads weights and cache in another way.
 PROMPT_ROWS = 32
-#: The smallest prompt chunk. Half of it cost a fifth more for each row, here and on the way, which no fit saw coming.
-MIN_CHUNK = 64
+#: The smallest prompt chunk. Of 64 rows each cost an eighth more, here and on the way, which no fit saw coming.
+MIN_CHUNK = 96
 #: What old measurements still count after a new one.
 _MEMORY = 0.95
 #: How much the guess about what is fixed counts, and how much that cells cost nothing, beside one measurement.
@@ -56,12 +56,8 @@ class _Fit:
     def _solved(self, scale_s: float) -> _Vector:
         """With the guesses as measurements that always count a little."""
         guess, none = _GUESS / scale_s, _NO_CELLS * self.most_cells / scale_s
-        sums = [list(row) for row in self.sums]
-        sums[0][0] += guess * guess
-        sums[0][1] -= guess * guess * FIXED_ROWS
-        sums[1][0] -= guess * guess * FIXED_ROWS
-        sums[1][1] += (guess * FIXED_ROWS) ** 2
-        sums[2][2] += none * none
+        guesses = ((guess, -guess * FIXED_ROWS, 0.0), (0.0, 0.0, none))
+        sums = [[self.sums[i][j] + sum(g[i] * g[j] for g in guesses) for j in range(3)] for i in range(3)]
         fixed, row, cell = _solve(sums, self.right)
         return max(0.0, fixed), max(0.0, row), max(0.0, cell)
 
@@ -95,6 +91,8 @@ class _Kind:
     def note(self, n_rows: int, cells: float, seconds: float, *, queued: bool) -> None:
         fit = self.behind if queued else self.alone
         fit.note(n_rows, cells, seconds)
+        if not queued and self.behind.parts is not None and seconds < self.behind.seconds(n_rows, cells):
+            self.behind.note(n_rows, cells, seconds)  # with others in front it takes no longer
         expected_s = fit.seconds(n_rows, cells)
         ratio = min(2.0, seconds / expected_s) if expected_s > 0 else 1.0
         factor, n_notes = self.factors.get(n_rows, (ratio, 0))

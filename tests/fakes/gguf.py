@@ -172,8 +172,10 @@ def vocabulary() -> list[str]:
     return byte_alphabet() + [merge.replace(" ", "") for merge in MERGES] + list(SPECIALS)
 
 
-def tokenizer_metadata() -> dict[str, Any]:
+def tokenizer_metadata(n_vocab: int = 0) -> dict[str, Any]:
+    """The small vocabulary; up to `n_vocab` tokens, pieces of no meaning follow."""
     tokens = vocabulary()
+    tokens += [f"token{number}" for number in range(len(tokens), n_vocab)]
     return {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "smollm",

@@ -11,6 +11,7 @@ from app.engine.embedding import TokenEmbedding
 from app.engine.engine import Engine
 from app.engine.executor import Executor, Scratch
 from app.engine.gguf.reader import GGUFFile
+from app.engine.gguf.writer import Typed
 from app.engine.loader import load_stages, plan_stages
 from app.engine.models import registry
 from app.engine.parts import EngineParts, Recovery
@@ -21,6 +22,7 @@ from app.engine.sizing import SizeWishes, choose_sizes
 from app.engine.text.templates import ChatTemplate
 from app.engine.text.tokenizer import Tokenizer
 from app.engine.trace import Trace
+from tests.fakes.gguf import tokenizer_metadata
 
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -58,7 +60,11 @@ def open_engine(
     sizes = choose_sizes(model, devices, wishes)
     model = registry.load(gguf, n_ctx=sizes.scheduler.n_ctx)
     stages = load_stages(gguf, model, plan_stages(model, devices, sizes.limits, tensor_split), sizes.limits)
-    tokenizer = Tokenizer.from_metadata(gguf.metadata)
+    metadata = gguf.metadata
+    if metadata["tokenizer.ggml.model"] == "no_vocab":  # a benchmark's
+        told = tokenizer_metadata(model.n_vocab).items()
+        metadata = {**metadata, **{key: value.value if isinstance(value, Typed) else value for key, value in told}}
+    tokenizer = Tokenizer.from_metadata(metadata)
     config = sizes.scheduler
     scratch = Scratch(
         cell=config.scratch_cell, state_row=config.scratch_slot, first_snapshot_row=config.scratch_slot + 1
@@ -82,7 +88,7 @@ def open_engine(
         EngineParts(
             info=info,
             tokenizer=tokenizer,
-            template=ChatTemplate.from_metadata(gguf.metadata, tokenizer),
+            template=ChatTemplate.from_metadata(metadata, tokenizer),
             config=config,
             executor=executor(model, stages, TokenEmbedding.of(gguf, model), sizes.limits, scratch),
             ranking=Ranking.of(gguf, tokenizer),
