@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from app.engine.serving.vocab_ops import Logits, best_numpy, log_total, top_numpy
 from app.engine.serving.weights import ONE, weigh
+from app.errors import DeviceError
 
 try:
     from app.engine.kernels import _sampling
@@ -111,12 +112,15 @@ class RowSelection:
             _TOTAL.pack_into(selected, at, int(weigh(row.max() - row).sum()) if weighs else 0)
 
     def rows(self, selected: memoryview) -> list[Row]:
-        """The rows of what was selected; they are views of it."""
+        """The rows of what was selected; they are views of it. Raises DeviceError for tokens that do not exist."""
         found: list[Row] = []
         for wish, at in zip(self.wishes, self._places(), strict=True):
             if wish.n_best:
                 (total,) = _TOTAL.unpack_from(selected, at)
-                found.append(BestRow(*_entries(selected, at, wish.n_best), total))
+                tokens, values = _entries(selected, at, wish.n_best)
+                if (largest := int(tokens.max())) >= self.n_columns:
+                    raise DeviceError(f"a device named token {largest} as one of {self.n_columns} tokens")
+                found.append(BestRow(tokens, values, total))
             else:
                 found.append(WholeRow(np.frombuffer(selected, np.float32, self.n_columns, at)))
         return found
@@ -188,6 +192,8 @@ class BestRow:
         return at[present], present
 
     def log_total(self) -> float:
+        if self.total < ONE:  # what the best token weighs alone
+            raise DeviceError(f"a device gave a row of logits a weight of {self.total}, which no row has")
         return float(self.values.max()) + math.log(float(self.total) / ONE)
 
 

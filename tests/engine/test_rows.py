@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -97,6 +98,19 @@ def test_what_is_broken_is_seen_in_a_record_as_in_a_row() -> None:
         sampler = Sampler(SamplingParams(temperature=0.0), (), n_vocab=N_VOCAB)
         with pytest.raises(DeviceError, match="NaN or infinity"):
             sampler.sample(record_of(logits, sampler.wish()), 0)
+
+
+def test_what_a_device_makes_up_is_refused() -> None:
+    rows = RowSelection(101, (RowWish(2, True),))
+    with pytest.raises(DeviceError, match="token 101 as one of 101"):
+        rows.rows(memoryview(record(1 << 40, (3, 101))))
+    (row,) = rows.rows(memoryview(record(17, (3, 100))))
+    with pytest.raises(DeviceError, match="a weight of 17"):
+        row.log_total()
+
+
+def record(total: int, tokens: tuple[int, ...]) -> bytes:
+    return struct.pack(f"<Q{len(tokens)}I", total, *tokens) + bytes(4 * len(tokens))
 
 
 def test_records_and_whole_rows_travel_together() -> None:
