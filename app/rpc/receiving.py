@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from app.rpc.session import Session
 
 #: Inputs from this size on are received while the device computes what came before.
-OVERLAP_BYTES = 256 << 10
+OVERLAP_BYTES = 48 << 10
 
 #: Small writes that lie as close together are put into one view of a device's memory.
 ONE_VIEW_BYTES = 4 << 20
