@@ -1,8 +1,8 @@
 """What splitting gains and costs: workers of one pinned thread each, beside the local device and llama.cpp's own split.
 
-`python -m bench.split [--model FILE.gguf] [--only prompt,decode,...] [--trace out.json] [--save]` runs the real engine
-over real workers on loopback, everything in turns in one run, and puts each figure beside what is promised. Stop
-everything else: the machine needs a core for each worker, and what the control plane does comes on top.
+`python -m bench.split [--model FILE.gguf] [--only prompt,decode,...] [--trace out.json] [--save] [--name NAME]` runs the
+real engine over real workers on loopback, everything in turns in one run, and puts each figure beside what is promised.
+Stop everything else: the machine needs a core for each worker, and what the control plane does comes on top.
 
 The yardstick of a prompt is a pipeline of n equal ubatches over S stages, which takes (n + S - 1) / (S n) of the time
 of one worker. That of two decode groups is one worker with one of the groups: while it does a step of one, two workers
@@ -230,7 +230,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--only", default=",".join(PARTS), help="parts, between commas")
     parser.add_argument("--trace", type=Path, default=None, help="trace of the two workers")
-    parser.add_argument("--save", action="store_true", help="write bench/results/split.*")
+    parser.add_argument("--save", action="store_true", help="write bench/results/NAME.*")
+    parser.add_argument("--name", default="split", help="of the results; another one for another model")
     given = parser.parse_args()
     model = str(models_store.resolve(given.model))
     trace = None if given.trace is None else Trace(given.trace)
@@ -248,7 +249,7 @@ def main() -> None:
         for part in given.only.split(","):
             PARTS[part](model, given.rounds, report, setups)
             if given.save:
-                report.save("split")
+                report.save(given.name)
 
 
 if __name__ == "__main__":

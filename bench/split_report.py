@@ -88,6 +88,6 @@ class Report:
 
 
 def new_report(model: str, arguments: Sequence[str]) -> Report:
-    command = " ".join(["python -m bench.split", *arguments])
+    command = " ".join(["python -m bench.split", *(Path(given).name for given in arguments)])
     when = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     return Report(described(), command, Path(model).name, when)
