@@ -1,8 +1,8 @@
 """What splitting gains and costs: workers of one pinned thread each, beside the local device and llama.cpp's own split.
 
-`python -m bench.split [--model FILE.gguf] [--only prompt,decode,...] [--trace out.json] [--save] [--name NAME]` runs the
-real engine over real workers on loopback, everything in turns in one run, and puts each figure beside what is promised.
-Stop everything else: the machine needs a core for each worker, and what the control plane does comes on top.
+`python -m bench.split [--model FILE.gguf] [--only prompt,decode,...] [--trace out.json] [--save] [--name NAME]` runs
+the real engine over real workers on loopback, everything in turns in one run, and puts each figure beside what is
+promised. Stop everything else: the machine needs a core for each worker, and what the control plane does comes on top.
 
 The yardstick of a prompt is a pipeline of n equal ubatches over S stages, which takes (n + S - 1) / (S n) of the time
 of one worker. That of two decode groups is one worker with one of the groups: while it does a step of one, two workers
