@@ -70,6 +70,15 @@ class RowSelection:
     def _row_bytes(self, wish: RowWish) -> int:
         return _TOTAL.size + wish.n_best * _ENTRY_BYTES if wish.n_best else self.n_columns * F32_BYTES
 
+    def pieces(self, most_bytes: int) -> Iterator[RowSelection]:
+        """The same in parts, of so many bytes of rows each; of one row at least, and at least one part."""
+        n_rows = max(1, most_bytes // max(1, self.n_columns * F32_BYTES))
+        if len(self.wishes) <= n_rows:
+            yield self
+            return
+        for at in range(0, len(self.wishes), n_rows):
+            yield RowSelection(self.n_columns, self.wishes[at : at + n_rows])
+
     def flaw(self) -> str | None:
         """Why nobody can want this, or None."""
         most = min(MAX_BEST, self.n_columns)
@@ -118,8 +127,10 @@ class RowSelection:
             if wish.n_best:
                 (total,) = _TOTAL.unpack_from(selected, at)
                 tokens, values = _entries(selected, at, wish.n_best)
-                if (largest := int(tokens.max())) >= self.n_columns:
-                    raise DeviceError(f"a device named token {largest} as one of {self.n_columns} tokens")
+                if int(tokens[-1]) >= self.n_columns or not (tokens[1:] > tokens[:-1]).all():
+                    raise DeviceError(
+                        f"a device named tokens that are not {wish.n_best} rising ones of {self.n_columns}"
+                    )
                 found.append(BestRow(tokens, values, total))
             else:
                 found.append(WholeRow(np.frombuffer(selected, np.float32, self.n_columns, at)))

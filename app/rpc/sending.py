@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 PIECE_BYTES = 1 << 20
 
 
+#: More rows than any ubatch has. Every wish becomes objects here that are far larger than its four bytes.
+MAX_WISHED_BYTES = 4 << 16
+
+
 def get_tensor(session: Session, request: m.GetTensor) -> None:
     size = request.size_bytes
     send(session, session.holdings.range(request.tensor, request.offset, size), size)
@@ -34,6 +38,9 @@ def read_rows(session: Session, request: m.ReadRows) -> None:
 
 def _rows_at(session: Session, request: m.ReadRows) -> tuple[Spot, RowSelection]:
     """What a client wishes for. Raises RemoteProtocolError before anything is looked at."""
+    if len(request.wishes) > MAX_WISHED_BYTES:
+        n_bytes = len(request.wishes)
+        raise RemoteProtocolError(f"READ_ROWS: {n_bytes} bytes of wishes, at most {MAX_WISHED_BYTES} are taken")
     try:
         rows = RowSelection.unpack(request.n_columns, request.wishes)
     except ValueError as error:
@@ -57,7 +64,7 @@ def prepared(session: Session, request: m.Request | None) -> Callable[[], None] 
 
 
 def send_rows(session: Session, spot: Spot, rows: RowSelection) -> None:
-    """What is wanted of a device's rows as an answer; looked through where they lie, or where they can be brought."""
+    """What is wanted of a device's rows as an answer; looked through where they lie, or brought here piece by piece."""
     header: bytes = ANSWER_HEADER.pack(rows.n_bytes)
     device = spot.station.device
     computing = session.workload.is_computing(spot.station)
@@ -67,12 +74,16 @@ def send_rows(session: Session, spot: Spot, rows: RowSelection) -> None:
         return
     session.answers.drain()
     session.check()
-    view = session.workload.host_view(spot, rows.source_bytes)
-    if view is None:
-        view = device.read(spot.buffer, spot.offset, rows.source_bytes).result()
-        session.check()
-        session.workload.seen(spot.station)
-    session.answers.send(header, rows.select(view))
+    offset = spot.offset
+    for some in rows.pieces(PIECE_BYTES):
+        size = some.source_bytes
+        view = session.workload.host_view(Spot(spot.station, spot.buffer, offset), size)
+        if view is None:
+            view = device.read(spot.buffer, offset, size).result()
+            session.check()
+            session.workload.seen(spot.station)
+        session.answers.send(header, some.select(view))
+        offset, header = offset + size, b""
 
 
 def send(session: Session, spot: Spot, size: int) -> None:

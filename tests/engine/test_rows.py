@@ -34,7 +34,7 @@ params = st.builds(
     seed=st.integers(0, 1 << 20),
     temperature=st.sampled_from([0.0, 0.3, 1.0, 3.0]),
     top_k=st.sampled_from([1, 2, 40, 300]),
-    top_p=st.sampled_from([1.0, 0.5, 0.95]),
+    top_p=st.sampled_from([1.0, 0.0, 0.5, 0.95]),
     min_p=st.sampled_from([0.0, 0.05, 0.5]),
     typical_p=st.sampled_from([1.0, 0.5]),
     xtc_probability=st.sampled_from([0.0, 1.0]),
@@ -53,7 +53,7 @@ params = st.builds(
 @given(
     params=params,
     seed=st.integers(0, 1 << 20),
-    width=st.sampled_from([0.0, 0.3, 3.0]),
+    width=st.sampled_from([0.0, 1e-38, 1e-6, 0.3, 3.0]),
     n_values=st.sampled_from([0, 9, 90]),
 )
 def test_a_record_leads_to_what_the_row_leads_to(
@@ -66,6 +66,7 @@ def test_a_record_leads_to_what_the_row_leads_to(
         logits = rng.normal(0, width, N_VOCAB).astype(np.float32)
         if n_values:
             logits = rng.choice(logits[:n_values], N_VOCAB)
+        logits[rng.integers(N_VOCAB)] += rng.choice([0.0, 10.0])  # distances from it are rounded
         wish = from_records.wish()
         assert 0 < wish.n_best <= MAX_BEST
         drawn = from_records.sample(record_of(logits, wish), position)
@@ -102,8 +103,11 @@ def test_what_is_broken_is_seen_in_a_record_as_in_a_row() -> None:
 
 def test_what_a_device_makes_up_is_refused() -> None:
     rows = RowSelection(101, (RowWish(2, True),))
-    with pytest.raises(DeviceError, match="token 101 as one of 101"):
+    with pytest.raises(DeviceError, match="not 2 rising ones of 101"):
         rows.rows(memoryview(record(1 << 40, (3, 101))))
+    for tokens in ((3, 3), (4, 3)):
+        with pytest.raises(DeviceError, match="not 2 rising ones"):
+            rows.rows(memoryview(record(1 << 40, tokens)))
     (row,) = rows.rows(memoryview(record(17, (3, 100))))
     with pytest.raises(DeviceError, match="a weight of 17"):
         row.log_total()

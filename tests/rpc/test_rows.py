@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import struct
 import threading
 from collections.abc import Iterator
@@ -51,6 +52,7 @@ def test_the_answer_is_a_record_for_each_row(client: RawClient) -> None:
     ("offset", "n_columns", "packed", "reason"),
     [
         (0, 200, b"abc", "3 bytes are not whole wishes"),
+        (0, 0, bytes(4 * 65537), "262148 bytes of wishes"),
         (0, 200, struct.pack("<HH", 201, 0), "the 201 best of 200 columns are more than 200"),
         (0, 3000, struct.pack("<HH", MAX_BEST + 1, 0), f"the {MAX_BEST + 1} best of 3000 columns"),
         (0, 1025, WHOLE_ROW := struct.pack("<HH", 0, 0), "4100 bytes"),
@@ -138,3 +140,14 @@ def test_a_long_selection_travels_whole() -> None:
         buffer = far.alloc(table.nbytes)
         far.write(buffer, 0, table.data.cast("B"))
         assert bytes(far.read_rows(buffer, 0, rows).result(WAIT_S)) == bytes(rows.select(table.data.cast("B")))
+
+
+def test_rows_of_nothing_but_equals_take_no_memory_to_speak_of() -> None:
+    """A blank buffer costs a client nothing, and all of its values are among the best."""
+    n_columns = 48 << 20
+    with tcp_worker(NumpyDevice()) as worker, RawClient(worker.port) as client:
+        _, base = client.alloc(4 * n_columns)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        answer = client.ask(READ_ROWS, wishes(base, n_columns, RowSelection(n_columns, (RowWish(2, False),)).packed))
+        assert struct.unpack("<Q2I", answer[:16]) == (0, 0, 1)
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300 << 10  # the row itself at most

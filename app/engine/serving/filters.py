@@ -45,7 +45,8 @@ def draw(logits: NDArray[np.float32], race: Race, u: float) -> tuple[int, float]
     distances = logits.max() - logits
     keep = max(race.min_keep, 1)
     if 0 < race.top_k < len(logits):
-        distances = best(distances, race.top_k)
+        # By logit, as a record of the row was made: distances are rounded.
+        distances = _first(distances, -logits, 0, race.top_k)
     if race.typical_p < 1.0:
         distances = typical(distances, race.typical_p, keep)
     if race.top_p < 1.0:

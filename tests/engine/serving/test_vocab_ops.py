@@ -94,11 +94,28 @@ def test_draw_inverts_the_cumulative_distribution(seed: int, n: int, u: float) -
     assert held[token] - weights[token] / weights.sum() <= u + 1e-5
 
 
+def test_logits_next_to_each_other_are_ranked_as_they_are() -> None:
+    """Their distances from the best one round to the same."""
+    logits = (np.arange(3000, dtype=np.float32) * np.float32(1e-7)).astype(np.float32)
+    logits[7] = 10.0
+    for k in (5, 400):
+        drawn = {draw(logits, Race(top_k=k, scale=1e-3), u / 100)[0] for u in range(100)}
+        assert drawn <= {7, *range(3000 - k, 3000)} and len(drawn) > 4
+
+
+def test_a_range_next_to_nothing_is_drawn_from() -> None:
+    for n in (100, 5000):
+        logits = np.zeros(n, dtype=np.float32)
+        logits[5] = 1e-38
+        for race in (Race(top_p=0.0), Race(top_p=0.5), Race(typical_p=0.5, top_p=0.0), Race(top_k=70, top_p=0.0)):
+            assert draw(logits, race, 0.3) == filters.draw(logits, race, 0.3)
+
+
 races = st.builds(
     Race,
     top_k=st.sampled_from([0, 1, 5, 40, 1000, 9000]),
     typical_p=st.sampled_from([1.0, 0.2, 0.9, 0.99]),
-    top_p=st.sampled_from([1.0, 0.01, 0.5, 0.95, 0.999999]),
+    top_p=st.sampled_from([1.0, 0.0, 0.01, 0.5, 0.95, 0.999999]),
     reach=st.sampled_from([math.inf, 3.0, 0.5, 0.0, -1.0]),
     xtc_threshold=st.sampled_from([1.0, 0.5, 0.1, 0.001, 0.0]),
     min_keep=st.sampled_from([1, 3, 100]),
@@ -111,7 +128,7 @@ races = st.builds(
 @given(
     seed=st.integers(0, 1 << 30),
     n=st.sampled_from([1, 2, 63, 64, 65, 1025, 9000]),
-    width=st.sampled_from([0.0, 0.3, 3.0, 300.0]),
+    width=st.sampled_from([0.0, 1e-38, 1e-6, 0.3, 3.0, 300.0]),
     n_values=st.sampled_from([0, 0, 7]),
     n_forbidden=st.sampled_from([0, 0.9]),
     race=races,

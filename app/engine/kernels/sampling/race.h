@@ -132,7 +132,8 @@ private:
     Edge prefix(const std::vector<float> &v, Needed needed_of) const {
         const auto [low, high] = range_of(v.data(), v.size());
         const float range = std::min(high - low, kMaxRange);
-        const float scale = range > 0.0f ? (kBuckets - 1) / range : 0.0f;
+        // Values closer together than that would all fall into the last bucket: then one sorted bucket holds them.
+        const float scale = range > kBuckets / std::numeric_limits<float>::max() ? (kBuckets - 1) / range : 0.0f;
         std::vector<std::uint64_t> sums(kBuckets + 1);
         std::array<std::int32_t, kBlock> bucket;
         std::array<std::uint64_t, kBlock> measures;

@@ -24,6 +24,8 @@ namespace {
 
 using Logits = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
+constexpr std::size_t kMostFound = 4096;  // tokens kept beside the best ones before they are sorted out
+
 using Ranked = std::pair<std::int64_t, std::uint32_t>;  // falling key, id
 
 // The k best by (logit, lower id), best first, for k far below n: the k-th largest maximum of disjoint groups is a
@@ -51,6 +53,10 @@ std::vector<Ranked> top_ranked(const float *x, std::size_t n, std::size_t k, std
                 found.emplace_back(-static_cast<std::int64_t>(key), static_cast<std::uint32_t>(i));
             }
         }
+        if (found.size() > 2 * k + kMostFound) {  // many equal ones: those of higher ids are no better
+            std::nth_element(found.begin(), found.begin() + k, found.end());
+            found.resize(k);
+        }
     }
     if (k < found.size()) {
         std::nth_element(found.begin(), found.begin() + k, found.end());
@@ -75,7 +81,7 @@ std::pair<std::int64_t, double> draw(const Logits &logits, std::size_t top_k, do
     kept.ids.clear();
     const std::size_t keep = std::max<std::size_t>(min_keep, 1);
     Race race(kept);
-    if (top_k > 0 && top_k < n / kGroup) {
+    if (top_k > 0 && top_k < n) {  // by logit, as a record of the row was made: distances are rounded
         for (const Ranked &one : top_ranked(x, n, top_k, kept.maxima)) {
             kept.ids.push_back(one.second);
         }
@@ -87,9 +93,6 @@ std::pair<std::int64_t, double> draw(const Logits &logits, std::size_t top_k, do
     } else {
         kept.d.resize(n);
         distances(x, n, peak, kept.d.data());
-        if (top_k > 0 && top_k < n) {
-            race.best(top_k);
-        }
     }
     if (typical_p < 1.0) {
         race.typical(typical_p, keep);
@@ -123,9 +126,10 @@ using Room = nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cp
 // id, their logits. NaN anywhere makes every logit NaN.
 std::uint8_t *put_record(const float *x, std::size_t n, std::size_t k, bool weighs, std::uint8_t *out) {
     std::vector<Ranked> found = top_ranked(x, n, k, scratch().maxima);
+    const bool is_broken = found.size() < k || any_nan(x, n);  // fewer if somebody writes the row meanwhile
+    found.resize(k);
     const float peak = x[found[0].second];
     std::sort(found.begin(), found.end(), [](const Ranked &a, const Ranked &b) { return a.second < b.second; });
-    const bool is_broken = any_nan(x, n);
     const std::uint64_t total = weighs && !is_broken && peak > -kOut ? sum_weights_of_logits(x, n, peak, 1.0f) : 0;
     std::memcpy(out, &total, sizeof total);
     std::uint8_t *ids = out + sizeof total, *values = ids + k * sizeof(std::uint32_t);
