@@ -94,6 +94,10 @@ class QueueFull(CapacityError):
     """The waiting line is full."""
 
 
+class DeadlineExceeded(TandemError):
+    """A request took longer than it may."""
+
+
 class NotReady(CapacityError):
     """The model is loading, or the server is draining."""
 

@@ -12,6 +12,7 @@ from app import bootstrap, fleet
 from app.bootstrap import serving
 from app.engine import probe
 from app.engine.placement import DeviceSpeed
+from app.errors import ConfigError
 from app.settings import ServeSettings
 from tests.fakes.architectures import write_model
 from tests.fakes.gguf import TinyLlama, write_tiny_llama
@@ -47,6 +48,13 @@ def test_several_devices_are_measured_and_tell_what_stages_take(
     told = capsys.readouterr().out
     assert "ms per prompt token" in told
     assert next(line.split("│")[2].strip() for line in told.splitlines() if "NUMPY" in line) == layers
+
+
+def test_a_trace_that_cannot_be_written_is_refused_at_the_start(tmp_path: Path) -> None:
+    model = write_tiny_llama(tmp_path / "tiny.gguf")
+    for path, reason in ((tmp_path / "no" / "x.json", "No such file or directory"), (tmp_path, "Is a directory")):
+        with pytest.raises(ConfigError, match=f"--trace .* cannot be written: {reason}"):
+            bootstrap.serve(ServeSettings(model=str(model), ctx_size=512, device=("NUMPY",), port=0, trace=path))
 
 
 def test_a_split_by_hand_and_a_single_device_are_not_measured(

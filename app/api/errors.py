@@ -52,6 +52,7 @@ KINDS: Mapping[type[Exception], Kind] = {
     errors.QueueFull: Kind(429, "rate_limit_error", "queue_full"),
     errors.NotReady: Kind(503, "unavailable_error", "not_ready"),
     errors.CapacityError: Kind(503, "unavailable_error", "no_capacity"),
+    errors.DeadlineExceeded: Kind(504, "timeout_error", "request_timeout"),
     errors.DeviceLost: Kind(503, "unavailable_error", "device_lost"),
     errors.DeviceError: Kind(503, "server_error", "device_error"),
     errors.ProtocolError: Kind(502, "server_error", "worker_protocol_error"),

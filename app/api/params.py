@@ -102,8 +102,9 @@ def refuse_unsupported(body: SamplingFields) -> None:
     for name, neutral in UNSUPPORTED.items():
         value = getattr(body, name, None)
         if value is not None and value not in neutral:
+            given = f"{name} {value}" if neutral and isinstance(value, int | float) else name
             raise InvalidParameter(
-                f"{name} is not supported by this server; leave it out", param=name, code="unsupported"
+                f"{given} is not supported by this server; leave it out", param=name, code="unsupported"
             )
     for name, (neutral, successor) in RENAMED.items():
         value = getattr(body, name, None)
@@ -121,6 +122,9 @@ def wanted(body: GenerationFields, api: Api, *, max_tokens: int | None, n_logpro
     n = body.n or 1
     if n > api.options.limits.choices:
         raise InvalidParameter(f"n is {n}, at most {api.options.limits.choices} choices are given", param="n")
+    held = api.service.info.n_held
+    if held is not None and n > held:
+        raise InvalidParameter(f"n is {n}, and this server holds {held} answers at once; ask for fewer", param="n")
     sampling = sampling_params(body, api, n_logprobs)
     api.service.prepare(sampling)
     return Wanted(

@@ -122,6 +122,7 @@ class Loading:
             self._engine.close()
             if self._trace is not None:
                 self._trace.save()
+                print(f"trace written to {self._trace.path}", flush=True)
         if self._error is not None:
             raise self._error
         return 0

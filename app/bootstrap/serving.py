@@ -102,13 +102,26 @@ def _place(settings: ServeSettings, opened: Opened, devices: list[Device]) -> Pl
     return Placed(replace(opened, model=model), devices, sizes, stages)
 
 
+def _trace(settings: ServeSettings) -> Trace | None:
+    """Raises ConfigError for a file that cannot be written, at the start and not after hours."""
+    if settings.trace is None:
+        return None
+    trace = Trace(settings.trace)
+    try:
+        trace.check()
+    except OSError as error:
+        raise ConfigError(f"--trace {settings.trace} cannot be written: {error.strerror}") from error
+    return trace
+
+
 def _serve_placed(settings: ServeSettings, placed: Placed) -> int:
     """Listen first, so that a busy port ends the start at once; load behind a server that says it is loading."""
+    trace = _trace(settings)
     listener = listen(settings.host, settings.port)
     opened = placed.opened
     front = ServiceFront(_info(settings, placed), opened.tokenizer, opened.template)
     token = token_of(settings.rpc_token_file)
-    loading = Loading(placed, front, None if settings.trace is None else Trace(settings.trace), token)
+    loading = Loading(placed, front, trace, token)
     with listener:
         loading.start(url_of(listener), bool(settings.api_keys()))
         from app.bootstrap import web  # this takes half a second, in which weights are on their way
@@ -138,6 +151,7 @@ def _info(settings: ServeSettings, placed: Placed) -> ModelInfo:
         n_ctx_train=model.n_ctx_train,
         n_ctx=placed.sizes.scheduler.n_ctx,
         n_slots=placed.sizes.scheduler.n_slots,
+        n_held=placed.sizes.scheduler.n_slots + placed.sizes.scheduler.max_queue,
         file_type=file_type_name(opened.gguf.metadata.get("general.file_type")),
         devices=tuple(stage.device.name for stage in placed.stages),
     )

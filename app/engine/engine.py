@@ -32,6 +32,7 @@ from app.engine.standing import Standing
 from app.engine.stream import EventStream, Outbox
 from app.errors import (
     ContextLengthExceeded,
+    DeadlineExceeded,
     DeviceLost,
     InternalError,
     NotReady,
@@ -185,7 +186,7 @@ class Engine:
         while self._inbox:
             self._inbox.popleft()()
         for ended in self._scheduler.expire(self._clock()):
-            self._end(ended)
+            self._end_late(ended)
         if self._standing.can_compute:
             self._fill_lanes()
         while self._running and self._running[0].done.done():
@@ -321,6 +322,12 @@ class Engine:
         for event in live.finish(ended, self._clock()):
             self._outbox.put(live.stream, event)
         self._release()
+
+    def _end_late(self, ended: Ended) -> None:
+        live = self._live.pop(ended.request_id, None)
+        if live is not None:
+            limit_s = live.request.deadline_s
+            self._close_stream(live, DeadlineExceeded(f"the request took longer than the {limit_s:g} s it may take"))
 
     def _close_stream(self, live: LiveRequest | PoolingRequest, error: TandemError) -> None:
         self._outbox.put(live.stream, error)

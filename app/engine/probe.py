@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields
+from statistics import median_low
 from typing import Any
 
 import numpy as np
@@ -47,8 +48,8 @@ _SAME = 1.35
 _ROUNDS = 4
 #: Prompts are taken to have this many tokens for each time they need the head.
 _TOKENS_PER_HEAD = 512
-#: Ubatches that run for one measurement: one that prepares, one that fills the lane, one that is measured.
-_PROMPT_RUNS, _DECODE_RUNS = 3, 3
+#: Ubatches that run for one measurement: one that prepares, one that fills the lane, and those that are measured.
+_PROMPT_RUNS, _DECODE_RUNS = 3, 5
 #: What most requests need of their rows of logits.
 _WISH = RowWish(40, False)
 
@@ -82,7 +83,7 @@ def measure(
 
 
 def _measure_in_turn(pairs: Sequence[_Pair], max_tokens: int, began_s: float, clock: Callable[[], float]) -> None:
-    """Rounds over all devices while there is time, so that whatever else goes on hits all alike; the best counts."""
+    """Rounds over all devices while there is time, so that whatever else goes on hits all alike."""
     for pair in pairs:
         pair.measure_decode(clock)
     slowest_row_s = max(pair.decode_s / pair.n_decode for pair in pairs)
@@ -117,31 +118,38 @@ def _levelled(values: Sequence[float]) -> list[float]:
 
 
 class _Pair:
-    """One device's probes, and the best times so far."""
+    """One device's probes, and their times so far; the middle one counts, since a time may be too short as well."""
 
     def __init__(self, head: tuple[_Probe, int], layers: tuple[_Probe, int], n_decode: int) -> None:
         self._head, self._head_bytes = head
         self._layers, self._layer_bytes = layers
         self.n_decode = n_decode
         self.n_rows = 0
-        self._head_s = self.decode_s = self._prompt_s = float("inf")
+        self._head_times: list[float] = []
+        self._decode_times: list[float] = []
+        self._prompt_times: list[float] = []
+
+    @property
+    def decode_s(self) -> float:
+        return median_low(self._decode_times)
 
     def measure_decode(self, clock: Callable[[], float]) -> None:
         rows = [1] * self.n_decode
-        self._head_s = min(self._head_s, self._head.seconds(rows, 0, _DECODE_RUNS, clock))
-        self.decode_s = min(self.decode_s, self._layers.seconds(rows, PAST_TOKENS, _DECODE_RUNS, clock))
+        self._head_times.append(self._head.seconds(rows, 0, _DECODE_RUNS, clock))
+        self._decode_times.append(self._layers.seconds(rows, PAST_TOKENS, _DECODE_RUNS, clock))
 
     def measure_prompt(self, n_rows: int, clock: Callable[[], float]) -> None:
         """Always with the same rows: few cost more each than many."""
         self.n_rows = n_rows
-        self._prompt_s = min(self._prompt_s, self._layers.seconds([n_rows], PAST_TOKENS, _PROMPT_RUNS, clock))
+        self._prompt_times.append(self._layers.seconds([n_rows], PAST_TOKENS, _PROMPT_RUNS, clock))
 
     def speed(self) -> DeviceSpeed:
+        prompt_s, head_s = median_low(self._prompt_times), median_low(self._head_times)
         return DeviceSpeed(
-            layer_prompt_s=self._prompt_s / self.n_rows / self._layer_bytes,
+            layer_prompt_s=prompt_s / self.n_rows / self._layer_bytes,
             layer_decode_s=self.decode_s / self.n_decode / self._layer_bytes,
-            head_prompt_s=self._head_s / _TOKENS_PER_HEAD / self._head_bytes,
-            head_decode_s=self._head_s / self.n_decode / self._head_bytes,
+            head_prompt_s=head_s / _TOKENS_PER_HEAD / self._head_bytes,
+            head_decode_s=head_s / self.n_decode / self._head_bytes,
         )
 
 
@@ -177,11 +185,11 @@ class _Probe:
         self._n_ubatches = 0
 
     def seconds(self, rows: Sequence[int], past: int, n_runs: int, clock: Callable[[], float]) -> float:
-        """From the end of one ubatch to the end of the next, the best of some; `rows` for every sequence."""
+        """From the end of one ubatch to the end of the next, in the mean; `rows` for every sequence."""
         self._submit(rows, past).done.result()  # prepares, and repacks weights
         ends = [_end(self._submit(rows, past), clock) for _ in range(n_runs - 1)]
-        ends_s = [end.result() for end in ends]
-        return max(1e-9, min(after - before for before, after in zip(ends_s, ends_s[1:], strict=False)))
+        ends_s = [end.result() for end in ends]  # one may be noticed late, together with the next
+        return max(1e-9, (ends_s[-1] - ends_s[0]) / (n_runs - 2))
 
     def _submit(self, rows: Sequence[int], past: int) -> Running:
         self._n_ubatches += 1

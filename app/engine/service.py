@@ -57,6 +57,7 @@ class ModelInfo:
     n_ctx: int  # the most tokens one sequence may hold
     n_slots: int
     file_type: str
+    n_held: int | None = None  # the most requests that run and wait at once; None: unknown
     devices: tuple[str, ...] = ()
     metadata: Mapping[str, object] = field(default_factory=dict)
 

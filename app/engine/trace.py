@@ -173,6 +173,11 @@ class Trace:
     def add(self, ubatch: TracedUbatch) -> None:
         self._ubatches.append(ubatch)
 
+    def check(self) -> None:
+        """Find out now whether the file can be written. Raises OSError."""
+        with self.path.open("a", encoding="utf-8"):
+            pass
+
     def save(self) -> None:
         """Write the file. Raises OSError."""
         ubatches = list(self._ubatches)

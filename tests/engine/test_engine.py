@@ -19,7 +19,15 @@ from app.engine.ggml import GGMLType
 from app.engine.gguf.reader import GGUFFile
 from app.engine.request import Delta, FinishReason, Progress, SamplingParams, TokenInfo
 from app.engine.service import Phase
-from app.errors import ContextLengthExceeded, DeviceLost, InternalError, InvalidParameter, NotReady, QueueFull
+from app.errors import (
+    ContextLengthExceeded,
+    DeadlineExceeded,
+    DeviceLost,
+    InternalError,
+    InvalidParameter,
+    NotReady,
+    QueueFull,
+)
 from tests.fakes.gguf import TinyLlama, write_tiny_llama
 from tests.fakes.serving import collect, finished, open_engine, request, started, text_of, tokens_of
 from tests.fakes.stack import Stack
@@ -214,9 +222,10 @@ def test_a_full_queue_refuses_and_aborts_free_their_places(open_: OpenEngine) ->
 def test_a_deadline_ends_a_request(open_: OpenEngine) -> None:
     device = Gated()
     engine = open_(device=device)
-    events = asyncio.run(collect(engine, request("late", PROMPT, deadline_s=0.05)))
-    assert finished(events).reason is FinishReason.ABORT
+    with pytest.raises(DeadlineExceeded, match="longer than the 0.05 s it may take"):
+        asyncio.run(collect(engine, request("late", PROMPT, deadline_s=0.05)))
     device.open.set()
+    assert engine.counters()["requests_in_flight"] == 0
 
 
 class Losable(NumpyDevice):

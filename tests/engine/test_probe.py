@@ -122,6 +122,28 @@ def test_devices_that_hardly_differ_are_taken_to_be_equal(model: Model, opened: 
     assert placed(model, opened[:2], speeds[:2], Tune.PROMPT) == [6, 6]
 
 
+class Hasty(Timed):
+    """Seems to need no time for the head once in a while: the end before was noticed late, together with its own."""
+
+    n_heads = 0
+
+    def run(self, handle: Handle) -> None:
+        if re.match(r"l12-12 ", handle.program_name):
+            self.n_heads += 1
+            usual_s, self._head_row_s = self._head_row_s, self._head_row_s * (5, 1, 0, 0, 1, 1, 1)[self.n_heads % 7]
+            super().run(handle)
+            self._head_row_s = usual_s
+        else:
+            super().run(handle)
+
+
+def test_a_time_that_is_far_too_short_moves_no_layer(model: Model, opened: list[NumpyDevice]) -> None:
+    clock = Clock()
+    opened += [Hasty(clock, 1e-5, 4e-5), Hasty(clock, 1e-5, 4e-5)]
+    speeds = probe.measure(model, opened, LIMITS, clock)
+    assert placed(model, opened, speeds, Tune.DECODE) == [8, 4]
+
+
 def test_the_budget_bounds_what_a_slow_device_is_asked(model: Model, opened: list[NumpyDevice]) -> None:
     clock = Clock()
     opened += [Timed(clock, 2e-3), Timed(clock, 1e-9)]

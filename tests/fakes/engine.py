@@ -250,6 +250,7 @@ class FakeEngine:
             n_ctx_train=2 * n_ctx,
             n_ctx=n_ctx,
             n_slots=4,
+            n_held=110,
             file_type="F32",
             devices=("CPU",),
         )
