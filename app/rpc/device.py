@@ -43,12 +43,7 @@ from app.rpc.outbox import Answer, settle
 from app.rpc.protocol import encode
 from app.rpc.routes import RouteEnd, open_route
 from app.rpc.sender import Sender
-from app.rpc.transfers import (
-    CHUNK_BYTES,
-    CHUNK_BYTES_6_0,
-    SMALL_BYTES,
-    chunks,
-)
+from app.rpc.transfers import CHUNK_BYTES, CHUNK_BYTES_6_0, SMALL_BYTES, chunks
 from app.rpc.wire import RpcTensor, region
 
 log = logging.getLogger(__name__)
@@ -112,6 +107,7 @@ class RpcDevice(Device):
         self.caps = caps
         self.index = index
         self.link = link
+        self.selects_rows = link.selects_rows
         self._version = link.peer.version
         self._offers_above_bytes = offers_above_bytes
         self._sender = Sender(link)
@@ -224,10 +220,6 @@ class RpcDevice(Device):
             ]
         parts[-1].add_done_callback(lambda last: settle(whole, target, error=last.exception()))
         return whole
-
-    @property
-    def selects_rows(self) -> bool:  # type: ignore[override]
-        return self.link.selects_rows
 
     def read_rows(
         self, buffer: Buffer, offset: int, rows: RowSelection, into: memoryview | None = None
