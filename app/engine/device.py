@@ -70,6 +70,12 @@ class WeightHint:
     content_hash: Callable[[], int] | None = field(default=None, compare=False)
 
 
+def check_target(device_name: str, into: memoryview | None, size_bytes: int) -> None:
+    """Raises DeviceError for a caller's memory that so many bytes cannot be read into."""
+    if into is not None and (into.readonly or not into.contiguous or into.nbytes != size_bytes):
+        raise DeviceError(f"device {device_name}: {size_bytes} bytes do not go into a memory of {into.nbytes}")
+
+
 class Handle:
     """A prepared program. Made by `Device.prepare`, valid until `Device.release` or until a buffer it uses is freed."""
 

@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TypeVar
 
-from app.engine.device import Device, DeviceCaps, DeviceMemory, Handle, Payload, WeightHint
+from app.engine.device import Device, DeviceCaps, DeviceMemory, Handle, Payload, WeightHint, check_target
 from app.engine.ggml import MAX_SRC, TRAITS, Op
 from app.engine.opcheck import check_program
 from app.engine.program import Buffer, PlacedTensor, Program
@@ -206,7 +206,8 @@ class RpcDevice(Device):
 
     def read(self, buffer: Buffer, offset: int, size_bytes: int, into: memoryview | None = None) -> Future[memoryview]:
         mine = self._mine(buffer, offset, size_bytes)
-        into = self._target(into, size_bytes)
+        check_target(self.name, into, size_bytes)
+        into = None if into is None else into.cast("B")
         if size_bytes == 0:  # a stock worker refuses an empty range at the end of a buffer; order is all that matters
             return self._event(memoryview(b"") if into is None else into)
         if size_bytes <= CHUNK_BYTES:
@@ -229,14 +230,8 @@ class RpcDevice(Device):
         mine = self._mine(buffer, offset, rows.source_bytes)
         if (flaw := rows.flaw()) is not None or offset % F32_BYTES:
             raise DeviceError(f"device {self.name}: {flaw or f'rows cannot begin at byte {offset}'}")
-        return self._sender.read_rows(mine, offset, rows, self._target(into, rows.n_bytes))
-
-    def _target(self, into: memoryview | None, size_bytes: int) -> memoryview | None:
-        if into is None:
-            return None
-        if into.readonly or not into.contiguous or into.nbytes != size_bytes:
-            raise DeviceError(f"{size_bytes} bytes of {self.name} do not go into memory of {into.nbytes}")
-        return into.cast("B")
+        check_target(self.name, into, rows.n_bytes)
+        return self._sender.read_rows(mine, offset, rows, None if into is None else into.cast("B"))
 
     def copy(self, source: Buffer, source_offset: int, target: Buffer, target_offset: int, size_bytes: int) -> None:
         from_, to = self._mine(source, source_offset, size_bytes), self._mine(target, target_offset, size_bytes)

@@ -12,7 +12,7 @@ from weakref import WeakSet
 import numpy as np
 from numpy.typing import NDArray
 
-from app.engine.device import Device, DeviceCaps, DeviceMemory, Handle, Payload, WeightHint
+from app.engine.device import Device, DeviceCaps, DeviceMemory, Handle, Payload, WeightHint, check_target
 from app.engine.devices.host_memory import host_memory
 from app.engine.lane import Lane
 from app.engine.opcheck import check_program
@@ -221,7 +221,7 @@ class HostDevice(Device):
     def read(self, buffer: Buffer, offset: int, size_bytes: int, into: memoryview | None = None) -> Future[memoryview]:
         self._require_open()
         source = self._region(buffer, offset, size_bytes)
-        _check_into(self.name, into, size_bytes)
+        check_target(self.name, into, size_bytes)
 
         def work() -> memoryview:
             result = memoryview(bytearray(size_bytes)) if into is None else into
@@ -237,7 +237,7 @@ class HostDevice(Device):
         source = self._region(buffer, offset, rows.source_bytes)
         if (flaw := rows.flaw()) is not None or offset % F32_BYTES:
             raise DeviceError(f"device {self.name}: {flaw or f'rows cannot begin at byte {offset}'}")
-        _check_into(self.name, into, rows.n_bytes)
+        check_target(self.name, into, rows.n_bytes)
         return self._lane.call(lambda: rows.select(source().data, into), surfaces=True)
 
     def copy(self, source: Buffer, source_offset: int, target: Buffer, target_offset: int, size_bytes: int) -> None:
@@ -330,8 +330,3 @@ class HostDevice(Device):
     def _require_open(self) -> None:
         if self._is_closed:
             raise DeviceLost(self.name, "the device was closed")
-
-
-def _check_into(device_name: str, into: memoryview | None, size_bytes: int) -> None:
-    if into is not None and (into.readonly or not into.contiguous or into.nbytes != size_bytes):
-        raise DeviceError(f"device {device_name}: {size_bytes} bytes do not go into a memory of {into.nbytes}")
