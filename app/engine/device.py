@@ -85,6 +85,17 @@ class Handle:
         self.program_name = program_name
 
 
+class Turn(ABC):
+    """Small writes, a run and a read as one call, for those who wait anyway. Made by `Device.prepare_turn`."""
+
+    @abstractmethod
+    def run(self, items: memoryview, out: memoryview) -> bool:
+        """Write what `items` hold (a sequence of `address u64 | size u32 | data`), run, read into `out`; blocks.
+
+        False, and nothing was done: an address lies outside. Raises DeviceError for what went wrong in it.
+        """
+
+
 class Device(ABC):
     """One ordered lane of work. See the module's docstring for what every method promises."""
 
@@ -145,6 +156,17 @@ class Device(ABC):
     @abstractmethod
     def run(self, handle: Handle) -> None:
         """Run a prepared program once, in lane order."""
+
+    def prepare_turn(
+        self, handle: Handle, inputs: Buffer, base: int, outputs: Buffer, offset: int, rows: RowSelection
+    ) -> Turn | None:
+        """Make a run, with writes into `inputs` before it and what `rows` want of `outputs` behind it, one call.
+
+        The program must use both buffers. `base` is what the items of writes call the first byte of `inputs`. None
+        where nothing is gained by it.
+        """
+        del handle, inputs, base, outputs, offset, rows
+        return None
 
     @abstractmethod
     def release(self, handle: Handle) -> None:

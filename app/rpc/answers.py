@@ -65,7 +65,12 @@ class Answers:
         self._closed = False
         self._thread: threading.Thread | None = None
 
-    def send(self, *buffers: bytes | memoryview) -> None:
+    @property
+    def are_sent(self) -> bool:
+        """Whether nothing waits."""
+        return not self._waiting
+
+    def send(self, *buffers: bytes | bytearray | memoryview) -> None:
         """Send an answer, or queue it behind those that wait; `buffers` must stay as they are."""
         if self._waiting:  # nobody else adds any: without one there is nothing to wait for
             with self._wake:

@@ -76,7 +76,7 @@ class ClientSocket:
             parser.passed(n)
             target = target[n:]
 
-    def send(self, *buffers: bytes | memoryview) -> None:
+    def send(self, *buffers: bytes | bytearray | memoryview) -> None:
         """A whole answer, however slowly it is taken; views are of bytes. Raises RemoteProtocolError, OSError."""
         try:
             n = self._sock.sendmsg(buffers)

@@ -75,7 +75,7 @@ def _devices(links: Sequence[Link], told: _Description, first_index: int) -> lis
     for index, link in enumerate(links):
         name = f"RPC{first_index + index}[{link.endpoint}]"
         caps = _caps(link, index, told.devices[index])
-        link.pushes, link.selects_rows = told.pushes, told.selects_rows
+        link.pushes, link.selects_rows, link.takes_turns = told.pushes, told.selects_rows, told.takes_turns
         devices.append(RpcDevice(name, link, index, caps, offers_above_bytes=told.offers_above_bytes))
     return devices
 
@@ -101,6 +101,7 @@ class _Description:
     offers_above_bytes: int | None
     pushes: bool = False
     selects_rows: bool = False
+    takes_turns: bool = False
 
 
 def _describe(dispatcher: Dispatcher, count: int) -> _Description:
@@ -114,10 +115,10 @@ def _describe(dispatcher: Dispatcher, count: int) -> _Description:
         told = json.loads(bytes(dispatcher.ask(Describe()).result()))
         devices = [{key: str(device[key]) for key in ("kernel_variant", "description")} for device in told["devices"]]
         keeps_weights = bool(told["keeps_weights"])
-        pushes, selects_rows = bool(told.get("pushes")), bool(told.get("selects_rows"))
+        can = [bool(told.get(what)) for what in ("pushes", "selects_rows", "takes_turns")]
     except (ValueError, KeyError, TypeError) as error:
         raise RemoteProtocolError(f"worker {dispatcher.endpoint} describes its devices unreadably: {error}") from error
     if len(devices) != count:
         raise RemoteProtocolError(f"worker {dispatcher.endpoint} describes {len(devices)} devices, not {count}")
     offers_above_bytes = OFFERS_ABOVE_BYTES_TANDEM if keeps_weights else None
-    return _Description(devices, offers_above_bytes, pushes, selects_rows)
+    return _Description(devices, offers_above_bytes, *can)

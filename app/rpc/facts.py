@@ -65,7 +65,7 @@ def describe(session: Session, request: m.Describe) -> None:
         {"kind": c.kind, "kernel_variant": c.kernel_variant, "description": c.description or c.kind} for c in caps
     ]
     told = {"devices": devices, "keeps_weights": not session.worker.weights.is_empty}
-    session.answer_text(json.dumps({**told, "pushes": True, "selects_rows": True}).encode())
+    session.answer_text(json.dumps({**told, "pushes": True, "selects_rows": True, "takes_turns": True}).encode())
 
 
 def ping(session: Session, request: m.Ping) -> None:

@@ -236,6 +236,19 @@ class ReadRows:
 
 
 @dataclass(frozen=True, slots=True)
+class TakeTurn:
+    """WRITE_BATCH, GRAPH_RUN and READ_ROWS in one. `tail` is the wishes, then the items of writes."""
+
+    command: ClassVar[Command] = Command.TAKE_TURN
+    device: int
+    graph_id: int
+    address: int
+    n_columns: int
+    wishes_bytes: int
+    tail: memoryview
+
+
+@dataclass(frozen=True, slots=True)
 class Ping:
     """Ask for the same number back; answered without touching any device."""
 
@@ -376,6 +389,6 @@ Request = (
     | SetTensorHash | GetTensor | CopyTensor | GetDeviceMemory | InitTensor | GetAllocSize | DeviceCount
     | GraphRecompute | MemsetTensor | GraphCompute | Describe | GraphStore | GraphRun | GraphDrop | WriteBatch
     | ReadRegion | Ping | AuthChallenge | AuthProve
-    | ReadRows | PushAccept | PushConnect | PushAttach | Push | PushTake | PushData
+    | ReadRows | TakeTurn | PushAccept | PushConnect | PushAttach | Push | PushTake | PushData
 )  # fmt: skip
 Answer = HelloAnswer | Allocated | Value | MemoryAnswer | Challenge | Proof | Ticket

@@ -58,7 +58,7 @@ class Answer:
 class Entry:
     """One command on its way out. `frame` is everything but the payload, `sent` resolves when all bytes have left.
 
-    `riders` are commands in front of it in the same frame; they are sent even when the command itself is not.
+    `riders` are commands in front of it in the same frame; `remainder` is sent even when the command itself is not.
     """
 
     command: str
@@ -71,7 +71,7 @@ class Entry:
     lane: LaneState | None = None
     surfaces: bool = False
     riders: tuple[str, ...] = ()
-    rider_bytes: int = 0
+    remainder: bytes | bytearray = b""
 
     def fail(self, error: BaseException) -> None:
         """Tell whoever waits for this command."""
@@ -139,9 +139,9 @@ class Outbox:
                 return
         if entry.surfaces and lane is not None and (known := lane.take()) is not None:
             batch.failed.append((entry, known))
-            if entry.rider_bytes:
-                batch.buffers.append(memoryview(entry.frame)[: entry.rider_bytes])
-                batch.n_bytes += entry.rider_bytes
+            if entry.remainder:
+                batch.buffers.append(entry.remainder)
+                batch.n_bytes += len(entry.remainder)
             return
         batch.entries.append(entry)
         batch.buffers.append(entry.frame)

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-from app.engine.rows import RowSelection
+from app.engine.rows import F32_BYTES, WHOLE, RowSelection
 from app.errors import DeviceLost
 from app.rpc.awaited import Awaited
 from app.rpc.hasher import HASH_BYTES, Hasher
 from app.rpc.link import Link, RpcBuffer
-from app.rpc.messages import CopyTensor, ReadRows, Request, SetTensorHash, Value
+from app.rpc.messages import CopyTensor, ReadRows, Request, SetTensorHash, TakeTurn, Value
 from app.rpc.outbox import SKIP, Answer, Entry, LaneState, settle
 from app.rpc.protocol import encode
 from app.rpc.transfers import MAX_WAITING_BYTES, Riders, chunks, get_frame, set_frame
@@ -41,7 +41,7 @@ class Sender:
             riding, riders = self._riders.take()
             entry = Entry(command, frame, answer=answer, lane=self._lane, surfaces=answer is not None)
             if riders:
-                entry.frame, entry.riders, entry.rider_bytes = riding + frame, riders, len(riding)
+                entry.frame, entry.riders, entry.remainder = riding + frame, riders, riding
             self._link.dispatcher.submit(entry)
 
     def run(self, command: str, frame: bytes) -> None:
@@ -52,7 +52,7 @@ class Sender:
             self.submit(command, frame)
             return
         with self._link.lock:
-            self._riders.add_command(command, frame)
+            self._riders.add_run(command, frame)
             if len(self._riders) > MAX_WAITING_BYTES:
                 self.flush()
 
@@ -160,7 +160,9 @@ class Sender:
     def read(self, buffer: RpcBuffer, offset: int, size: int, into: memoryview | None) -> Future[memoryview]:
         future: Awaited[memoryview] = self._link.dispatcher.awaited()
         answer = Answer(self._read_command, size, size, future, into)
-        self.submit(self._read_command, get_frame(buffer, offset, size), answer)
+        wishes = b"" if (offset | size) % F32_BYTES else _ONE_ROW
+        if not self._end_turn(buffer, offset, size // F32_BYTES, wishes, answer):
+            self.submit(self._read_command, get_frame(buffer, offset, size), answer)
         return future
 
     def read_rows(
@@ -168,10 +170,28 @@ class Sender:
     ) -> Future[memoryview]:
         future: Awaited[memoryview] = self._link.dispatcher.awaited()
         size, wishes = rows.n_bytes, rows.packed
-        request = ReadRows(buffer.address.base + offset, rows.n_columns, memoryview(wishes))
-        frame = encode(request, self._link.peer.version, len(wishes)) + wishes
-        self.submit("READ_ROWS", frame, Answer("READ_ROWS", size, size, future, into))
+        answer = Answer("READ_ROWS", size, size, future, into)
+        if not self._end_turn(buffer, offset, rows.n_columns, wishes, answer):
+            request = ReadRows(buffer.address.base + offset, rows.n_columns, memoryview(wishes))
+            self.submit("READ_ROWS", encode(request, self._link.peer.version, len(wishes)) + wishes, answer)
         return future
+
+    def _end_turn(self, buffer: RpcBuffer, offset: int, n_columns: int, wishes: bytes, answer: Answer) -> bool:
+        """Ask for a read and all that waits as one turn, if that is all a turn is."""
+        if not self._link.takes_turns or not wishes:
+            return False
+        with self._link.lock:
+            turn = self._riders.take_turn()
+            if turn is None:
+                return False
+            address = buffer.address.base + offset
+            request = TakeTurn(turn.device, turn.graph_id, address, n_columns, len(wishes), memoryview(b""))
+            tail = wishes + turn.items
+            frame = encode(request, self._link.peer.version, len(tail)) + tail
+            answer.command = "TAKE_TURN"
+            entry = Entry("TAKE_TURN", frame, answer=answer, lane=self._lane, surfaces=True, remainder=turn.otherwise)
+            self._link.dispatcher.submit(entry)
+        return True
 
     # -- copies -----------------------------------------------------------------------------------------------------
 
@@ -224,6 +244,10 @@ class Sender:
     def _must_have_worked(self, asked: Future[Value]) -> None:
         if asked.exception() is None and not asked.result().value and self._lane.error is None:
             self._lane.error = DeviceLost(self._link.endpoint, "the worker refused a copy", command="COPY_TENSOR")
+
+
+#: The wishes for a region: one row of floats, whole.
+_ONE_ROW = RowSelection(0, (WHOLE,)).packed
 
 
 def _pass_on(got: Future[Any], payload: Future[Any]) -> None:

@@ -79,6 +79,7 @@ class Command(IntEnum):
     PUSH_TAKE = 141
     PUSH_DATA = 142
     READ_ROWS = 143
+    TAKE_TURN = 144
 
 
 FIRST_EXTENSION = 128

@@ -51,6 +51,7 @@ REQUESTS: list[tuple[Any, bytes]] = [
     (m.WriteBatch(memoryview(BULK)), BULK),
     (m.ReadRegion(0xDEADBEEF, 64), b""),
     (m.ReadRows(0xDEADBEEF, 32_000, memoryview(BULK)), BULK),
+    (m.TakeTurn(1, 99, 0xDEADBEEF, 32_000, 4, memoryview(BULK)), BULK),
     (m.Ping(42), b""),
     (m.AuthChallenge(b"n" * 32), b""),
     (m.AuthProve(b"p" * 32), b""),

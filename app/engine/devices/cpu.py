@@ -11,12 +11,13 @@ import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from app.engine.device import DeviceCaps
+from app.engine.device import DeviceCaps, Handle, Turn
 from app.engine.devices.host import ALIGNMENT_BYTES, MAX_BUFFER_BYTES, HostBuffer, HostDevice, HostHandle
 from app.engine.ggml import GGMLType
 from app.engine.gguf.quants.codebook import GridName, grid
 from app.engine.kernels import _cpu
-from app.engine.program import PlacedTensor, Program
+from app.engine.program import Buffer, PlacedTensor, Program
+from app.engine.rows import RowSelection
 from app.errors import ConfigError, DeviceError, UnsupportedOp
 
 #: Names the arithmetic. To be changed whenever a kernel's order of operations changes.
@@ -99,6 +100,25 @@ class CpuHandle(HostHandle):
             raise DeviceError(f"device {self.device.name} failed in {self.program_name}: {failure}")
 
 
+class CpuTurn(Turn):
+    """See `Turn`."""
+
+    def __init__(self, handle: CpuHandle, native: _cpu.Turn) -> None:
+        self._handle = handle
+        self._native = native
+
+    def run(self, items: memoryview, out: memoryview) -> bool:
+        handle = self._handle
+
+        def work() -> str | None:  # failures are told to this caller, and do not surface in the lane
+            return handle.unusable if handle.unusable is not None else self._native.run(items, out)
+
+        failure = handle.device.in_lane(work)
+        if failure:
+            raise DeviceError(f"device {handle.device.name} failed in {handle.program_name}: {failure}")
+        return failure is not None
+
+
 class CpuDevice(HostDevice):
     """See `HostDevice`. `n_threads` None: one per core of `cpus`, the CPUs its threads may run on (none named: all).
 
@@ -144,6 +164,24 @@ class CpuDevice(HostDevice):
             tensor = program.tensors[int(index)]
             raise UnsupportedOp(self.name, tensor.op.name, f"{tensor.name}: {reason.strip()}") from error
         return CpuHandle(self, program.name, native)
+
+    def prepare_turn(
+        self, handle: Handle, inputs: Buffer, base: int, outputs: Buffer, offset: int, rows: RowSelection
+    ) -> CpuTurn:
+        mine = self._own_handle(handle)
+        target, source = self._own(inputs), self._own(outputs)
+        self._rows(source, offset, rows, None)
+        if (
+            not isinstance(mine, CpuHandle)
+            or mine.native is None
+            or mine not in target.handles
+            or mine not in source.handles
+        ):
+            raise DeviceError(f"device {self.name}: {mine.program_name} was released, or does not use these buffers")
+        native = self._engine.turn(
+            mine.native, base, target.address, target.size_bytes, source.address + offset, rows.n_columns, rows.packed
+        )
+        return CpuTurn(mine, native)
 
     def _record(self, tensor: PlacedTensor) -> bytes:
         address = room = 0

@@ -1,0 +1,102 @@
+"""A decode step as one request: small writes, a kept graph, and what is wanted of the rows it leaves.
+
+Where the device is idle and can, it does all of it in one call. What a session's thread would do in between is little,
+but computing has driven it from this machine's caches: every line of Python there takes microseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from app.engine.device import Turn
+from app.errors import RemoteProtocolError
+from app.rpc import messages as m
+from app.rpc.computing import start
+from app.rpc.graphs import Graph
+from app.rpc.receiving import write_items
+from app.rpc.sending import rows_at, send_rows
+from app.rpc.transfers import BATCH_ITEM
+from app.rpc.wire import ANSWER_HEADER, Command
+
+if TYPE_CHECKING:
+    from app.rpc.session import Session
+
+#: Turns kept per graph: what is wished for changes with the sampling of the requests that are being served.
+MAX_TURNS = 16
+
+#: A longer answer goes the way of all others.
+MAX_ANSWER_BYTES = 1 << 20
+
+
+class AnswerRoom:
+    """Memory for one whole answer, used again and again. For the session's thread."""
+
+    def __init__(self) -> None:
+        self._memory = bytearray()
+
+    def take(self, n_bytes: int) -> memoryview:
+        """A header that announces so many bytes, and room for them. Good until the next call."""
+        size = ANSWER_HEADER.size + n_bytes
+        if len(self._memory) < size:
+            self._memory = bytearray(size)
+        ANSWER_HEADER.pack_into(self._memory, 0, n_bytes)
+        return memoryview(self._memory)[:size]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedTurn:
+    """A turn that was checked, and how much it answers."""
+
+    turn: Turn
+    n_bytes: int
+
+
+def take_turn(session: Session, request: m.TakeTurn) -> None:
+    wishes, items = request.tail[: request.wishes_bytes], request.tail[request.wishes_bytes :]
+    if len(wishes) != request.wishes_bytes:
+        raise RemoteProtocolError(f"TAKE_TURN: {request.wishes_bytes} bytes of wishes, {len(wishes)} are there")
+    graph = session.graphs.kept(request.device, request.graph_id)
+    if session.answers.are_sent and session.workload.may_block(graph.station):
+        planned = _planned(session, graph, request, wishes, items)
+        if planned is not None:
+            answer = session.answer_room.take(planned.n_bytes)
+            if graph.station.take_turn(planned.turn, items, answer[ANSWER_HEADER.size :]):
+                session.answers.send(answer)
+                return
+    spot, rows = rows_at(session, m.ReadRows(request.address, request.n_columns, wishes))
+    write_items(session, items)
+    start(session, graph)
+    send_rows(session, spot, rows)
+
+
+def _planned(
+    session: Session, graph: Graph, request: m.TakeTurn, wishes: memoryview, items: memoryview
+) -> PlannedTurn | None:
+    key = (request.address, request.n_columns, bytes(wishes))
+    turns: dict[object, PlannedTurn | None] = graph.turns
+    if key not in turns:
+        if len(turns) >= MAX_TURNS:
+            turns.clear()
+        turns[key] = _plan(session, graph, request, wishes, items)
+    return turns[key]
+
+
+def _plan(
+    session: Session, graph: Graph, request: m.TakeTurn, wishes: memoryview, items: memoryview
+) -> PlannedTurn | None:
+    """Only for writes into one buffer, which the graph uses as it does the one with the rows: so both live as long."""
+    spot, rows = rows_at(session, m.ReadRows(request.address, request.n_columns, wishes))
+    if len(items) < BATCH_ITEM.size or rows.n_bytes > MAX_ANSWER_BYTES:
+        return None
+    address, size = BATCH_ITEM.unpack_from(items)
+    inputs = session.holdings.at(address, size)
+    if not {inputs.buffer, spot.buffer} <= graph.buffers:
+        return None
+    base, device = address - inputs.offset, graph.station.device
+    turn = device.prepare_turn(graph.handle, inputs.buffer, base, spot.buffer, spot.offset, rows)
+    return None if turn is None else PlannedTurn(turn, rows.n_bytes)
+
+
+HANDLERS: Mapping[Command, Callable[[Session, Any], None]] = {Command.TAKE_TURN: take_turn}
