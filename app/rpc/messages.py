@@ -310,8 +310,25 @@ class Push:
 
 
 @dataclass(frozen=True, slots=True)
+class PushTurn:
+    """WRITE_BATCH, GRAPH_RUN and PUSH in one. `items` are those of writes."""
+
+    command: ClassVar[Command] = Command.PUSH_TURN
+    device: int
+    graph_id: int
+    address: int
+    size_bytes: int
+    route: int
+    sequence: int
+    items: memoryview
+
+
+@dataclass(frozen=True, slots=True)
 class PushTake:
-    """Have a receiver wait for a push and put it here. The answer is 1, or 0 if it will not come."""
+    """Have a receiver wait for a push and put it here. The answer is 0 if it will not come.
+
+    Else it is 1 more than the microseconds for which it had been there: the answer may leave with the next one.
+    """
 
     command: ClassVar[Command] = Command.PUSH_TAKE
     route: int
@@ -389,6 +406,6 @@ Request = (
     | SetTensorHash | GetTensor | CopyTensor | GetDeviceMemory | InitTensor | GetAllocSize | DeviceCount
     | GraphRecompute | MemsetTensor | GraphCompute | Describe | GraphStore | GraphRun | GraphDrop | WriteBatch
     | ReadRegion | Ping | AuthChallenge | AuthProve
-    | ReadRows | TakeTurn | PushAccept | PushConnect | PushAttach | Push | PushTake | PushData
+    | ReadRows | TakeTurn | PushAccept | PushConnect | PushAttach | Push | PushTurn | PushTake | PushData
 )  # fmt: skip
 Answer = HelloAnswer | Allocated | Value | MemoryAnswer | Challenge | Proof | Ticket

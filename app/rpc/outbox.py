@@ -91,6 +91,19 @@ class Batch:
     failed: list[tuple[Entry, BaseException]] = field(default_factory=list)
     skipped: list[Entry] = field(default_factory=list)
 
+    def fail(self, entry: Entry, error: BaseException) -> None:
+        self.failed.append((entry, error))
+        self._add_remainder(entry)
+
+    def skip(self, entry: Entry) -> None:
+        self.skipped.append(entry)
+        self._add_remainder(entry)
+
+    def _add_remainder(self, entry: Entry) -> None:
+        if entry.remainder:
+            self.buffers.append(entry.remainder)
+            self.n_bytes += len(entry.remainder)
+
 
 class Outbox:
     """Entries in order. Not thread-safe: the dispatcher's lock guards it."""
@@ -132,16 +145,13 @@ class Outbox:
             except (Exception, CancelledError) as error:
                 if lane is not None and lane.error is None:
                     lane.error = error
-                batch.failed.append((entry, error))
+                batch.fail(entry, error)
                 return
             if not wanted:
-                batch.skipped.append(entry)
+                batch.skip(entry)
                 return
         if entry.surfaces and lane is not None and (known := lane.take()) is not None:
-            batch.failed.append((entry, known))
-            if entry.remainder:
-                batch.buffers.append(entry.remainder)
-                batch.n_bytes += len(entry.remainder)
+            batch.fail(entry, known)
             return
         batch.entries.append(entry)
         batch.buffers.append(entry.frame)

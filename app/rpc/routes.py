@@ -75,25 +75,27 @@ class RpcRoute(Route):
         sent: Future[None] = Future()
         self._sequence += 1
         request = Push(ROUTE, self._sequence, address, n)
-        left = self._proved(self._source.sender.ask_in_lane(request, surfaces=True, sent=sent))
+        left = self._proved(self._source.sender.push(request, sent))
         return Piece(self, self._sequence, n, sent, left)
 
-    def take(self, piece: Piece, target: Buffer, offset: int) -> Future[Any]:
+    def take(self, piece: Piece, target: Buffer, offset: int) -> Future[float]:
         address = self._target.address(target, offset, piece.n_bytes)
         request = PushTake(ROUTE, piece.sequence, address, piece.n_bytes)
-        return self._proved(self._target.sender.ask_in_lane(request, surfaces=False, gate=piece.sent))
+        return self._proved(self._target.sender.ask_in_lane(request, gate=piece.sent))
 
-    def _proved(self, answer: Future[Value]) -> Future[Any]:
-        """Fails if the answer is that the route has failed."""
-        proved: Future[Any] = Future()
+    def _proved(self, answer: Future[Value]) -> Future[float]:
+        """Fails if the answer is that the route has failed. Its value is how old the answer is, in seconds."""
+        proved: Future[float] = Future()
 
         def answered(answer: Future[Value]) -> None:
-            error = answer.exception()
-            if error is None and not answer.result().value:
+            error, age_s = answer.exception(), 0.0
+            if error is None and answer.result().value:
+                age_s = (answer.result().value - 1) / 1e6
+            elif error is None:
                 self._failed = True
                 between = f"{self._source.link.endpoint} -> {self._target.link.endpoint}"
                 error = DeviceLost(between, "the connection from worker to worker has failed", command="PUSH")
-            settle(proved, error=error)
+            settle(proved, age_s, error=error)
 
         answer.add_done_callback(answered)
         return proved
@@ -117,7 +119,7 @@ class RpcDeparture(Departure):
         self.pieces = pieces
         self.left = pieces[-1].left
 
-    def arrive(self, target: Buffer, offset: int) -> Future[Any]:
+    def arrive(self, target: Buffer, offset: int) -> Future[float]:
         for piece in self.pieces:
             arrived = piece.route.take(piece, target, offset)
             offset += piece.n_bytes

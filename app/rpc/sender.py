@@ -11,9 +11,10 @@ from app.errors import DeviceLost
 from app.rpc.awaited import Awaited
 from app.rpc.hasher import HASH_BYTES, Hasher
 from app.rpc.link import Link, RpcBuffer
-from app.rpc.messages import CopyTensor, ReadRows, Request, SetTensorHash, TakeTurn, Value
+from app.rpc.messages import CopyTensor, Push, PushTurn, ReadRows, Request, SetTensorHash, TakeTurn, Value
 from app.rpc.outbox import SKIP, Answer, Entry, LaneState, settle
 from app.rpc.protocol import encode
+from app.rpc.specs import answer_range
 from app.rpc.transfers import MAX_WAITING_BYTES, Riders, chunks, get_frame, set_frame
 from app.rpc.wire import region
 
@@ -66,20 +67,54 @@ class Sender:
             self.flush()
             return self._link.dispatcher.ask(request, tail=tail)
 
-    def ask_in_lane(
-        self,
-        request: Request,
-        *,
-        surfaces: bool,
-        gate: Future[Any] | None = None,
-        sent: Future[None] | None = None,
-    ) -> Future[Any]:
-        """Queue a question that has its place in the lane; with `surfaces` it fails, as a read does, with what went
-        wrong before. What opens or fails its gate opens or fails it.
+    def ask_in_lane(self, request: Request, *, gate: Future[Any]) -> Future[Any]:
+        """Queue a question that has its place in the lane, in one frame with what waits. What opens or fails its gate
+        opens or fails it.
         """
         with self._link.lock:
-            self.flush()
-            return self._link.dispatcher.ask(request, gate=gate, lane=self._lane, surfaces=surfaces, sent=sent)
+            riding, riders = self._riders.take()
+            name, answer, frame = self._question(request)
+            opened = gate.done() and not gate.cancelled() and gate.exception() is None
+            entry = Entry(name, riding + frame, gate=None if opened else gate, answer=answer, lane=self._lane)
+            entry.riders, entry.remainder = riders, riding
+            self._link.dispatcher.submit(entry)
+        return answer.future
+
+    def push(self, request: Push, sent: Future[None]) -> Future[Any]:
+        """Have the worker push what a run leaves, as one turn with the run if that is all that waits.
+
+        It fails, as a read does, with what went wrong in the lane before. `sent` resolves when it has left.
+        """
+        with self._link.lock:
+            turn = self._riders.take_turn() if self._link.takes_turns else None
+            riding, riders = self._riders.take() if turn is None else (turn.otherwise, ())
+            asked: Push | PushTurn = request
+            if turn is not None:
+                asked = PushTurn(
+                    turn.device,
+                    turn.graph_id,
+                    request.address,
+                    request.size_bytes,
+                    request.route,
+                    request.sequence,
+                    memoryview(turn.items),
+                )
+            name, answer, frame = self._question(asked, b"" if turn is None else turn.items)
+            if turn is None:
+                frame = riding + frame
+            entry = Entry(name, frame, sent=sent, answer=answer, lane=self._lane, surfaces=True)
+            entry.riders, entry.remainder = riders, riding
+            self._link.dispatcher.submit(entry)
+        return answer.future
+
+    def _question(self, request: Request, tail: bytes | bytearray = b"") -> tuple[str, Answer, bytes | bytearray]:
+        """A command whose answer is a message: its name, the answer, its bytes."""
+        peer, name = self._link.peer, request.command.name
+        spec = peer.specs[request.command]
+        least, most = answer_range(spec, request)
+        decode = None if spec.answer is None else spec.answer.unpack
+        answer = Answer(name, least, most, self._link.dispatcher.awaited(), decode=decode)
+        return name, answer, encode(request, peer.version, len(tail)) + tail
 
     def fail(self, command: str, error: Exception) -> None:
         """Send nothing; the error surfaces at the next read or event, like that of a command that was sent."""

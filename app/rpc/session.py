@@ -108,6 +108,12 @@ class Session:
         self._failure = self._failure or reason
         self.socket.stop_reading()
 
+    def peek(self) -> m.Request | None:
+        """The next request, if it has come already. Views of this one are not valid any more."""
+        if self._following is None:
+            self._following = self.socket.request_in_sight()
+        return self._following
+
     def look_ahead(self) -> Callable[[], None]:
         """Read the next request if it has come already, before something that lasts: this machine's caches, and with
         them the speed of all this, are another's afterwards. What to do right behind it, to the same end: a read.

@@ -165,7 +165,8 @@ _COMMON: dict[Command, Spec] = {
     Command.PUSH_CONNECT: Spec(Layout(m.PushConnect, "I 32s *"), _text),
     Command.PUSH_ATTACH: _answered(Layout(m.PushAttach, "32s"), _U8),
     Command.PUSH: _answered(Layout(m.Push, "I Q Q Q"), _U8),
-    Command.PUSH_TAKE: _answered(Layout(m.PushTake, "I Q Q Q"), _U8),
+    Command.PUSH_TURN: _answered(Layout(m.PushTurn, "I Q Q Q I Q *"), _U8),
+    Command.PUSH_TAKE: _answered(Layout(m.PushTake, "I Q Q Q"), _U32),
     Command.PUSH_DATA: Spec(Layout(m.PushData, "Q"), streams=True),
 }
 

@@ -80,6 +80,7 @@ class Command(IntEnum):
     PUSH_DATA = 142
     READ_ROWS = 143
     TAKE_TURN = 144
+    PUSH_TURN = 145
 
 
 FIRST_EXTENSION = 128

@@ -59,6 +59,7 @@ REQUESTS: list[tuple[Any, bytes]] = [
     (m.PushConnect(1, b"t" * 32, memoryview(b"host:1")), b"host:1"),
     (m.PushAttach(b"t" * 32), b""),
     (m.Push(1, 2, 0xDEADBEEF, 64), b""),
+    (m.PushTurn(1, 99, 0xDEADBEEF, 64, 1, 2, memoryview(BULK)), BULK),
     (m.PushTake(1, 2, 0xDEADBEEF, 64), b""),
     (m.PushData(2), BULK),
 ]
