@@ -37,6 +37,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "app.rpc",
         "app.errors",
         "app.logs",
+        "app.engine.connection",
         "app.engine.device",
         "app.engine.program",
         "app.engine.route",
