@@ -15,7 +15,7 @@ from app.engine.engine import Engine
 from app.engine.executor import Executor, Scratch
 from app.engine.front import ServiceFront
 from app.engine.gguf.reader import GGUFFile
-from app.engine.loader import HashSource, PlannedStage, load_stages
+from app.engine.loader import HashSource, PlannedStage, Uploaded, load_stages
 from app.engine.models.base import Model
 from app.engine.parts import EngineParts
 from app.engine.ranking import Ranking
@@ -133,8 +133,8 @@ class Loading:
         placed, opened = self._placed, self._placed.opened
         uploads = report.UploadReport()
 
-        def progress(device: str, sent_bytes: int, total_bytes: int) -> None:
-            uploads(device, sent_bytes, total_bytes)
+        def progress(uploaded: Uploaded) -> None:
+            uploads(uploaded)
             self._front.progress(uploads.fraction, uploads.seconds_left, "uploading weights")
 
         hashes = _hash_source(self._hashes)
