@@ -23,6 +23,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
+from app.engine.connection import ConnectionStats
 from app.engine.ggml import GGMLType, Shape
 from app.engine.program import Buffer, PlacedTensor, Program
 from app.engine.route import Route
@@ -191,6 +192,11 @@ class Device(ABC):
         A device that cannot be lost never calls it.
         """
         del on_lost
+
+    @property
+    def connection(self) -> ConnectionStats | None:
+        """What the connection to a remote device did so far, also when it is lost; None for a local device."""
+        return None
 
     def open_route(self, target: Device) -> Route | None:
         """A route on which this device pushes to another, tried out; None where there is none, which is logged. Blocks.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import Any
 
 from app.engine.program import Buffer
 from app.engine.route import Departure, Route
-from app.errors import DeviceLost
+from app.errors import RouteLost
 from app.rpc.link import Link
 from app.rpc.messages import Push, PushAccept, PushConnect, PushTake, Ticket, Value
 from app.rpc.outbox import settle
@@ -24,6 +25,10 @@ ROUTE = 0
 
 #: Longer boundaries are pushed in pieces: a worker keeps a push in memory until it has left.
 PIECE_BYTES = 32 << 20
+
+#: So long after a push has failed it is certain which worker has died, if one has: its end of all connections closes
+#: with it, but who hears of which first is chance.
+BLAME_AFTER_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +98,24 @@ class RpcRoute(Route):
                 age_s = (answer.result().value - 1) / 1e6
             elif error is None:
                 self._failed = True
-                between = f"{self._source.link.endpoint} -> {self._target.link.endpoint}"
-                error = DeviceLost(between, "the connection from worker to worker has failed", command="PUSH")
+                self._blame(proved)
+                return
             settle(proved, age_s, error=error)
 
         answer.add_done_callback(answered)
         return proved
+
+    def _blame(self, proved: Future[float]) -> None:
+        """Fail with what was lost: a worker, of which its own connection tells about now; else the route alone."""
+
+        def fail() -> None:
+            ends = (self._source.link.dispatcher, self._target.link.dispatcher)
+            died = next((end.lost for end in ends if end.lost is not None), None)
+            settle(proved, error=died or RouteLost(*(end.endpoint for end in ends)))
+
+        timer = threading.Timer(BLAME_AFTER_S, fail)
+        timer.daemon = True
+        timer.start()
 
 
 @dataclass(frozen=True, slots=True)
