@@ -44,7 +44,7 @@ Program::Program(std::shared_ptr<Engine> engine, Compiled compiled)
             phases_.back().alone.push_back(step.get());
         }
     }
-    engine_->matrices.claim(compiled_.claims);
+    compiled_.matrices = engine_->matrices.claim(compiled_.claims, compiled_.matrices);
 }
 
 Program::~Program() { engine_->matrices.release(compiled_.claims); }

@@ -149,7 +149,7 @@ int64_t Compiler::mask_rows(const Tensor *mask, int64_t n_kv) {
     const int64_t blocks = (n_kv + kAttentionBlock - 1) / kAttentionBlock;
     const int64_t key[12] = {3, mask ? reinterpret_cast<int64_t>(mask->data) : 0, rows, n_kv};
     const Range source{mask ? mask->data : nullptr, mask ? mask->data + mask->span_bytes() : nullptr};
-    if (const Cached *found = find(key, source)) {
+    if (const Cached *found = find(key)) {
         return found->offset;
     }
     const int64_t offset = reserve(rows * static_cast<int64_t>(sizeof(MaskRow)));
