@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -13,7 +15,7 @@ from app.engine.devices.numpy import NumpyDevice
 from app.engine.ggml import GGMLType, Op, TensorFlag
 from app.engine.graph import Tensor
 from app.engine.program import PlacedTensor, Program
-from app.errors import DeviceError
+from app.errors import DeviceError, OutOfDeviceMemory
 from tests.contract.cases import F16, F32, I32, I64, CaseBuilder, Values, place, read_all, strided
 
 cpu = pytest.importorskip("app.engine.devices.cpu", reason="the native kernels are not built")
@@ -220,3 +222,101 @@ def test_wrong_ids_still_fail_the_run(native: Device) -> None:
     native.run(native.prepare(placed.program))
     with pytest.raises(DeviceError, match="row id 3 is out of range"):
         native.synchronize()
+
+
+def test_a_block_that_is_not_finite_spoils_its_own_token_alone_and_the_same_in_every_variant() -> None:
+    def build(c: CaseBuilder, odd: float) -> Tensor:
+        w, x = c.random(Q4_0, 256, 16), c.rng.standard_normal((3, 256))
+        x[1, 40] = odd
+        return c.node(Op.MUL_MAT, F32, (16, 3), (w, c.leaf(F32, x)))
+
+    for variant in cpu._cpu.variants():
+        device = cpu.CpuDevice("CPU", 1, variant=variant)
+        (sound,) = results(lambda c: [build(c, 0.5)], device, together=True)
+        for odd in (np.inf, -np.inf, np.nan):
+            (got,) = results(lambda c, odd=odd: [build(c, odd)], device, together=True)  # type: ignore[misc]
+            assert np.isnan(got[0, 0, 1]).all()
+            np.testing.assert_array_equal(got[0, 0, ::2], sound[0, 0, ::2])
+        device.close()
+
+
+def attention(n_heads: int, n_cells: int) -> CaseBuilder:
+    """One token whose heads see one cell of every block, all heads alike."""
+    case = CaseBuilder("attention")
+    q = np.repeat(case.rng.standard_normal((1, 1, 1)), n_heads, 0)
+    k, v = (case.rng.standard_normal((1, n_cells, 1)) for _ in range(2))
+    mask = np.full((1, n_cells), -np.inf)
+    mask[0, : 64 * 20 : 64] = 0
+    sources = (case.leaf(F32, q), case.leaf(F16, k), case.leaf(F16, v), case.leaf(F16, mask), None)
+    case.node(Op.FLASH_ATTN_EXT, F32, (1, n_heads, 1), sources, (1.0, 0.0, 0.0, 10))
+    return case
+
+
+def test_many_heads_over_many_cells_need_little_scratch(native: Device) -> None:
+    """And what they compute is what few heads compute."""
+    answers = []
+    for n_heads in (64, 8192):
+        case = attention(n_heads, 1 << 16)
+        placed = place(case, native)
+        handle = native.prepare(placed.program)
+        assert handle.native.scratch_bytes < 70 << 20  # type: ignore[attr-defined]
+        native.run(handle)
+        after = read_all(native, placed.buffer)
+        answers.append(np.unique(strided(case.nodes[-1], after, placed.offsets[id(case.nodes[-1])])))
+        native.release(handle)
+        native.free(placed.buffer)
+    assert len(answers[0]) == 1
+    np.testing.assert_array_equal(*answers)
+
+
+def test_a_program_whose_scratch_exceeds_the_limit_is_refused() -> None:
+    device = cpu.CpuDevice("CPU", 1, memory_limit_bytes=200_000)
+    case = CaseBuilder("scratch")
+    w, x = case.random(Q4_0, 64, 16), case.random(F32, 8192 + 64)
+    rows = case.view(x, (64, 2048), (4, 16, 16 * 2048, 16 * 2048))  # every element in sixteen rows
+    case.node(Op.MUL_MAT, F32, (16, 2048), (w, rows))
+    placed = place(case, device)
+    with pytest.raises(OutOfDeviceMemory, match=r"refused an allocation of 2\d{5} bytes, 200000 bytes are free"):
+        device.prepare(placed.program)
+    device.close()
+
+
+OUT_OF_MEMORY = """
+import resource
+import numpy as np
+from app.engine.devices.cpu import CpuDevice
+from app.engine.ggml import Op
+from app.errors import OutOfDeviceMemory
+from tests.contract.cases import F32, CaseBuilder, GGMLType, place
+device, case, k = CpuDevice("CPU", 2), CaseBuilder("x"), 1 << 22
+w = case.raw_leaf(GGMLType.Q4_0, (k, 32), np.zeros((32, k // 32 * 18), np.uint8))
+case.node(Op.MUL_MAT, F32, (32, 1), (w, case.leaf(F32, np.ones((1, k)))))
+placed = place(case, device)
+handle = device.prepare(placed.program)
+device.read(placed.buffer, 0, 4).result()  # what the lane still held is free again
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (4 << 20), resource.RLIM_INFINITY))
+device.run(handle)
+try:
+    device.synchronize()
+except OutOfDeviceMemory as error:
+    print(error.needed_bytes)
+resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+device.run(handle)
+device.synchronize()
+print("works on")
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits the address space")
+def test_no_memory_for_scratch_fails_the_program_and_nothing_else() -> None:
+    done = subprocess.run([sys.executable, "-c", OUT_OF_MEMORY], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    needed, then = done.stdout.splitlines()
+    assert int(needed) > 4 << 20 and then == "works on"
+
+
+def test_the_largest_of_a_row_with_nan_is_the_first_nan(native: Device) -> None:
+    rows = np.array([[1, 2, 3, np.nan, 5, np.nan], [np.nan, 9, 1, 2, 3, 4], [1, 7, 7, np.inf, np.inf, -np.inf]])
+    (got,) = results(lambda c: [c.node(Op.ARGMAX, I32, (3,), (c.leaf(F32, rows),))], native, together=True)
+    assert got.reshape(-1).tolist() == [3, 0, 3]

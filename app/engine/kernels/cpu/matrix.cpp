@@ -10,8 +10,12 @@ namespace {
 // Interleaving or putting back, group by group.
 class Rearrange final : public Job {
 public:
+    // All memory is taken here: a weight that is half rearranged could not be put right again.
     Rearrange(Matrix &matrix, bool pack, int n_threads) : m_(matrix), pack_(pack), scratch_(n_threads) {
         groups_ = m_.n_rows / kGroupRows;
+        for (std::vector<uint8_t> &scratch : scratch_) {
+            scratch.resize(kGroupRows * row_bytes(m_.type, m_.k));
+        }
     }
     int64_t phases() const override { return groups_ > 0 ? 1 : 0; }
     int64_t tasks(int64_t) const override { return m_.n_matrices * groups_; }
@@ -19,7 +23,6 @@ public:
         const int64_t row = row_bytes(m_.type, m_.k);
         uint8_t *group = m_.data + task / groups_ * m_.n_rows * row + task % groups_ * kGroupRows * row;
         std::vector<uint8_t> &scratch = scratch_[thread];
-        scratch.resize(kGroupRows * row);
         if (pack_) {
             pack_group_in_place(m_.type, m_.k, group, scratch.data());
         } else {
