@@ -216,7 +216,7 @@ def size(unit: str) -> Convert:
 def boolean(value: str) -> bool:
     known = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
     if value.lower() not in known:
-        raise ValueError(f"{value!r} is neither true nor false")
+        raise ValueError(f"{value!r} is neither true nor false (1 or 0)")
     return known[value.lower()]
 
 

@@ -6,6 +6,9 @@ class Program:
     """A compiled program."""
 
     @property
+    def scratch_bytes(self) -> int:
+        """Memory besides its buffers; programs of one engine share it."""
+    @property
     def n_steps(self) -> int: ...
     @property
     def n_phases(self) -> int: ...

@@ -99,6 +99,7 @@ NB_MODULE(_cpu, m) {
     nb::class_<Program>(m, "Program")
         .def("run", &Program::execute, nb::call_guard<nb::gil_scoped_release>())
         .def("profile", &Program::profile, nb::call_guard<nb::gil_scoped_release>())
+        .def_prop_ro("scratch_bytes", &Program::scratch_bytes)
         .def_prop_ro("n_steps", &Program::n_steps)
         .def_prop_ro("n_phases", &Program::n_phases);
     nb::class_<Turn>(m, "Turn").def("run", &run_turn, "items"_a, "out"_a);

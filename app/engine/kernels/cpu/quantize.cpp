@@ -29,6 +29,10 @@ void quantize_blocks(const float *x, int n, int64_t block, int64_t tile, int64_t
         // Where all is tiny the inverse would overflow: such a block counts as zeros.
         const bool tiny = amax <= 1e-30f;
         scales[b] = tiny ? 0.0f : amax / 127.0f;
+        if (!(amax <= 3.402823466e38f)) {  // what is not finite makes all products of its block NaN
+            scales[b] = __builtin_nanf("");
+            values[2 * b] = values[2 * b + 1] = wide(0.0f);
+        }
         const Wide inverse = wide(tiny ? 0.0f : 127.0f / amax);
         int8_t *q = out.q + ((tile * (out.k / 32) + block + b) * out.tile + t) * 32;
         for (int h = 0; h < 2; ++h) {
