@@ -92,14 +92,14 @@ def attention_caches(a: Attention, layer: int) -> list[CacheSpec]:
 
 
 def self_attention(s: Scope, h: Tensor, a: Attention) -> Tensor:
-    """Project, rotate, store, attend, project back: [n_embd, n] to [n_embd, n]."""
+    """Project, rotate, store, attend, project the wanted rows back: [n_embd, n] to [n_embd, n] or fewer."""
     q, k, v = _project(s, h, a)
     q, gate = _split_gate(s, q, a)
     q, k = _prepare(s, q, a, "attn_q_norm", query=True), _prepare(s, k, a, "attn_k_norm")
     found = _attend(s, q, k, v, a)
     if gate is not None:
         found = s.g.mul(found, s.g.unary(UnaryOp.SIGMOID, gate))
-    return s.linear(found, "attn_output")
+    return s.linear(s.wanted(found), "attn_output")
 
 
 def _split_gate(s: Scope, q: Tensor, a: Attention) -> tuple[Tensor, Tensor | None]:

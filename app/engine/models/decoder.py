@@ -132,14 +132,13 @@ class Decoder(Model):
         return g.output(x)
 
     def layer(self, s: Scope, x: Tensor) -> Tensor:
-        """One layer; the last one goes on with the rows that need logits after its attention."""
-        a = s.wanted(self.mix(s, s.rms_norm(x, "attn_norm")))
-        x = s.g.add(a, s.wanted(x))
+        """One layer; the last one goes on with the rows that need logits once its tokens are mixed."""
+        x = s.g.add(self.mix(s, s.rms_norm(x, "attn_norm")), s.wanted(x))
         f = self.feed_forward(s, s.rms_norm(x, self.ffn_norm))
         return s.g.add(f, x)
 
     def mix(self, s: Scope, h: Tensor) -> Tensor:
-        """What mixes tokens: [n_embd, n] to [n_embd, n]."""
+        """What mixes tokens: [n_embd, n] to the wanted rows, [n_embd, n] before the last layer."""
         return self_attention(s, h, self.attention(s.layer))
 
     def feed_forward(self, s: Scope, h: Tensor) -> Tensor:

@@ -100,7 +100,7 @@ def delta_net_caches(d: DeltaNet, layer: int) -> list[CacheSpec]:
 
 
 def delta_net(s: Scope, h: Tensor, d: DeltaNet) -> Tensor:
-    """[n_embd, n] to [n_embd, n]; reads each sequence's state by STATE_SLOTS and writes it by STATE_ROWS."""
+    """[n_embd, n] to the wanted rows; reads each sequence's state by STATE_SLOTS and writes it by STATE_ROWS."""
     g, t, b = s.g, s.batch.seq_tokens, s.batch.n_seqs
     mixed, z = _project(s, h, d)
     beta, decay = _gates(s, h, d)
@@ -117,7 +117,7 @@ def delta_net(s: Scope, h: Tensor, d: DeltaNet) -> Tensor:
     heads = g.view(packed, (d.head, d.n_value_heads * t * b), (d.head * _F32_BYTES,))
     gate = g.unary(UnaryOp.SILU, g.reshape(z, d.head, d.n_value_heads * t * b))
     out = g.mul(s.rms_norm(heads, "ssm_norm"), gate)
-    return s.linear(g.reshape(out, d.value_channels, t * b), "ssm_out")
+    return s.linear(s.wanted(g.reshape(out, d.value_channels, t * b)), "ssm_out")
 
 
 def _project(s: Scope, h: Tensor, d: DeltaNet) -> tuple[Tensor, Tensor]:

@@ -53,7 +53,7 @@ class Gemma3(Decoder):
         w.need("post_ffw_norm.weight", self.n_embd)
 
     def layer(self, s: Scope, x: Tensor) -> Tensor:
-        a = s.wanted(self.mix(s, s.rms_norm(x, "attn_norm")))
+        a = self.mix(s, s.rms_norm(x, "attn_norm"))
         x = s.wanted(x)
         x = s.g.add(s.rms_norm(a, "post_attention_norm"), x)
         f = gated(s, s.rms_norm(x, "ffn_norm"), glu=GluOp.GEGLU)

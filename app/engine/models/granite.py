@@ -35,7 +35,7 @@ class Granite(Decoder):
             declare_shared_expert(w, self.n_embd, self.p.experts.n_ff_shared)
 
     def layer(self, s: Scope, x: Tensor) -> Tensor:
-        a = s.wanted(self.mix(s, s.rms_norm(x, "attn_norm")))
+        a = self.mix(s, s.rms_norm(x, "attn_norm"))
         x = s.g.add(self._scaled(s, a), s.wanted(x))
         f = self.feed_forward(s, s.rms_norm(x, "ffn_norm"))
         return s.g.add(self._scaled(s, f), x)

@@ -58,7 +58,8 @@ public:
     ~Program() override;
     // Runs once. Empty, or what failed; results are then undefined. In lane order.
     std::string execute();
-    // The same, and how many seconds each node's steps took, by its index among the tensors; for benchmarks.
+    // The same, and how many seconds each node's steps took, by its index among the tensors; for benchmarks. Rows that
+    // went through several ops together count for the first.
     std::vector<std::pair<int32_t, double>> profile();
     // Scratch that it needs while it runs; programs of an engine share it.
     int64_t scratch_bytes() const { return compiled_.shared_bytes + private_bytes() * engine_->pool.threads(); }
