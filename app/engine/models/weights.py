@@ -13,7 +13,7 @@ from app.errors import FormatError, UnsupportedModel
 
 
 def _must_be_f32(name: str, dims: tuple[int, ...]) -> bool:
-    """Whether it meets activations in ops that combine float32 with nothing else; only matrices may be of other types."""
+    """Whether it meets activations in ops that combine float32 with nothing else; matrices may be of other types."""
     is_matrix = len(dims) > 1 or "gate_inp" in name
     return not is_matrix or name.endswith(".bias") or "ssm_conv1d" in name
 
