@@ -47,5 +47,6 @@ def test_a_second_start_hashes_and_sends_next_to_nothing(
         assert "were there" not in capsys.readouterr().err
         monkeypatch.setattr(tensor_hashes, "fnv1a64", lambda data: pytest.fail("computed again"))
         load(settings)
-        line = capsys.readouterr().err.splitlines()[-1]
+        told = capsys.readouterr().err
+        line = [line for line in told.splitlines() if line.startswith("loading:")][-1]
     assert re.search(r"loading: RPC0\[.*\] (.*) of \1 \(.* were there, .* sent, \d+ MB/s\)", line), line
