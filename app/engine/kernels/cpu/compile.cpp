@@ -21,6 +21,17 @@ bool is_view_op(Op op) {
 
 bool is_leaf(const Tensor &t) { return t.op == Op::NONE && t.view_src < 0; }
 
+// Whether some row of one tensor shares memory with another row of the other.
+bool rows_clash(const Tensor &a, const Tensor &b) {
+    const bool same = a.data == b.data && a.type == b.type && std::memcmp(a.ne, b.ne, sizeof(a.ne)) == 0 &&
+                      std::memcmp(a.nb, b.nb, sizeof(a.nb)) == 0;
+    return !same && overlap(range_of(a), range_of(b));
+}
+
+bool any_clash(const std::vector<Tensor> &tensors, const Tensor &with) {
+    return std::any_of(tensors.begin(), tensors.end(), [&](const Tensor &t) { return rows_clash(t, with); });
+}
+
 // Ranges that touch or overlap, as one.
 std::vector<Range> merged(std::vector<Range> ranges) {
     std::sort(ranges.begin(), ranges.end(), [](const Range &a, const Range &b) { return a.begin < b.begin; });
@@ -130,6 +141,27 @@ void Compiler::add(StepPtr step) {
     out_.private_bytes = std::max(out_.private_bytes, step->scratch_bytes());
     step->node = nodes_[now_].index;
     out_.steps.push_back(std::move(step));
+}
+
+bool Compiler::joins(const RowStep &step, const std::vector<Tensor> &reads, const Tensor *writes) const {
+    return !out_.steps.empty() && out_.steps.back().get() == chain_.step && chain_.step->n_rows() == step.n_rows() &&
+           std::none_of(reads.begin(), reads.end(), [&](const Tensor &t) { return any_clash(chain_.writes, t); }) &&
+           !(writes && (any_clash(chain_.writes, *writes) || any_clash(chain_.reads, *writes)));
+}
+
+void Compiler::add_rows(std::unique_ptr<RowStep> step, std::vector<Tensor> reads, const Tensor *writes) {
+    if (joins(*step, reads, writes)) {
+        out_.private_bytes = std::max(out_.private_bytes, step->scratch_bytes());
+        chain_.step->append(std::move(step));
+    } else {
+        auto chain = std::make_unique<RowChain>(std::move(step));
+        chain_ = {chain.get(), {}, {}};
+        add(std::move(chain));
+    }
+    chain_.reads.insert(chain_.reads.end(), reads.begin(), reads.end());
+    if (writes) {
+        chain_.writes.push_back(*writes);
+    }
 }
 
 int64_t Compiler::reserve(int64_t bytes) {

@@ -54,6 +54,9 @@ public:
     const Kernels &kernels() const { return kernels_; }
     int n_threads() const { return n_threads_; }
     void add(StepPtr step);
+    // A step whose row r is made of the rows r of `reads`, or of a row that all share. `writes` is null where rows go
+    // to the arena. Right behind another one it joins it, if no row needs another row of what the other one makes.
+    void add_rows(std::unique_ptr<RowStep> step, std::vector<Tensor> reads, const Tensor *writes);
     // Bytes in the arena: for the whole program, or until two more were asked for in turn.
     int64_t reserve(int64_t bytes);
     int64_t reserve_turn(int64_t bytes);
@@ -78,6 +81,12 @@ private:
         int64_t offset;
         int64_t capacity;  // of activations, whose room is used again; 0 otherwise
     };
+    // The rows that the last step, `step`, reads and writes.
+    struct Chain {
+        RowChain *step = nullptr;
+        std::vector<Tensor> reads, writes;
+    };
+    bool joins(const RowStep &step, const std::vector<Tensor> &reads, const Tensor *writes) const;
     void take_node(size_t at);
     void forget_written(const Tensor &out);
     const Cached *find(const int64_t (&key)[12], const Range &source) const;
@@ -90,6 +99,7 @@ private:
     std::vector<Node> nodes_;
     std::vector<bool> done_;
     size_t now_ = 0;  // the node in work
+    Chain chain_;
     std::vector<Cached> cache_;
     std::vector<Range> turns_;  // rooms of activations that nobody needs any more, as offsets
 };

@@ -57,7 +57,8 @@ public:
     ~Program() override;
     // Runs once. Empty, or what failed; results are then undefined. In lane order.
     std::string execute();
-    // The same, and how many seconds each node's steps took, by its index among the tensors; for benchmarks.
+    // The same, and how many seconds each node's steps took, by its index among the tensors; for benchmarks. Rows that
+    // went through several ops together count for the first.
     std::vector<std::pair<int32_t, double>> profile();
     int64_t n_steps() const { return static_cast<int64_t>(compiled_.steps.size()); }
     int64_t n_phases() const { return static_cast<int64_t>(phases_.size()); }

@@ -168,14 +168,17 @@ Activations Compiler::activations(const Tensor &x, int32_t tile) {
     }
     const int64_t offset = reserve_turn(bytes);
     const Activations out = layout_activations(offset, padded * n_matrices, k, tile, bytes);
-    add(rows_step(per_matrix * n_matrices, rows_per_task(k), divide_up(k, 16) * 64,
-                  [=](Context &context, int64_t begin, int64_t end, char *scratch) {
-                      const Activations to = MatmulStep::placed(out, context);
-                      for (int64_t r = begin; r < end; ++r) {
-                          const float *row = read_row(context, x, x.row(r), reinterpret_cast<float *>(scratch));
-                          context.kernels.quantize(row, r / per_matrix * padded + r % per_matrix, to);
-                      }
-                  }));
+    // Whole tiles, whose rows share lines of the cache: two cores that write to one line wait for each other.
+    const int64_t per_task = divide_up(rows_per_task(k), tile) * tile;
+    add_rows(rows_step(per_matrix * n_matrices, per_task, divide_up(k, 16) * 64,
+                       [=](Context &context, int64_t begin, int64_t end, char *scratch) {
+                           const Activations to = MatmulStep::placed(out, context);
+                           for (int64_t r = begin; r < end; ++r) {
+                               const float *row = read_row(context, x, x.row(r), reinterpret_cast<float *>(scratch));
+                               context.kernels.quantize(row, r / per_matrix * padded + r % per_matrix, to);
+                           }
+                       }),
+             {x}, nullptr);
     remember(key, source, offset, bytes);
     return out;
 }

@@ -25,15 +25,16 @@ template <class F>
 void map_rows(Compiler &c, const Node &node, F f) {
     const Tensor x = node.a();
     const Tensor y = *node.out;
-    c.add(rows_step(y.rows(), rows_per_task(y.ne[0]), row_scratch(x, 1) + row_scratch(y, 1),
-                    [=](Context &context, int64_t begin, int64_t end, char *scratch) {
-                        for (int64_t r = begin; r < end; ++r) {
-                            const float *in = read_row(context, x, x.row(r), part(scratch, x, 0));
-                            float *out = row_target(y, y.row(r), part(scratch, x, 1));
-                            f(context, in, out, y.ne[0]);
-                            write_row(context, y, y.row(r), out);
-                        }
-                    }));
+    c.add_rows(rows_step(y.rows(), rows_per_task(y.ne[0]), row_scratch(x, 1) + row_scratch(y, 1),
+                         [=](Context &context, int64_t begin, int64_t end, char *scratch) {
+                             for (int64_t r = begin; r < end; ++r) {
+                                 const float *in = read_row(context, x, x.row(r), part(scratch, x, 0));
+                                 float *out = row_target(y, y.row(r), part(scratch, x, 1));
+                                 f(context, in, out, y.ne[0]);
+                                 write_row(context, y, y.row(r), out);
+                             }
+                         }),
+               {x}, &y);
 }
 
 float square_root(float x) { return std::sqrt(x); }
@@ -43,16 +44,17 @@ float square_root(float x) { return std::sqrt(x); }
 void make_binary(Compiler &c, const Node &node) {
     const Tensor a = node.a(), b = node.b(), y = *node.out;
     const Op op = y.op;
-    c.add(rows_step(y.rows(), rows_per_task(y.ne[0]), row_scratch(y, 3),
-                    [=](Context &context, int64_t begin, int64_t end, char *scratch) {
-                        for (int64_t r = begin; r < end; ++r) {
-                            const float *left = read_row(context, a, a.row(r), part(scratch, y, 0));
-                            const float *right = read_row(context, b, repeated_row(a, b, r), part(scratch, y, 1));
-                            float *out = row_target(y, y.row(r), part(scratch, y, 2));
-                            context.kernels.binary_row(op, left, right, b.ne[0], out, y.ne[0]);
-                            write_row(context, y, y.row(r), out);
-                        }
-                    }));
+    c.add_rows(rows_step(y.rows(), rows_per_task(y.ne[0]), row_scratch(y, 3),
+                         [=](Context &context, int64_t begin, int64_t end, char *scratch) {
+                             for (int64_t r = begin; r < end; ++r) {
+                                 const float *left = read_row(context, a, a.row(r), part(scratch, y, 0));
+                                 const float *right = read_row(context, b, repeated_row(a, b, r), part(scratch, y, 1));
+                                 float *out = row_target(y, y.row(r), part(scratch, y, 2));
+                                 context.kernels.binary_row(op, left, right, b.ne[0], out, y.ne[0]);
+                                 write_row(context, y, y.row(r), out);
+                             }
+                         }),
+               {a, b}, &y);
 }
 
 void make_elementwise(Compiler &c, const Node &node) {
@@ -118,19 +120,20 @@ void make_glu(Compiler &c, const Node &node) {
     const bool swapped = halves && node.param(1) != 0;
     const Glu op = static_cast<Glu>(node.param(0));
     const float alpha = node.param_f32(2), limit = node.param_f32(3);
-    c.add(rows_step(y.rows(), rows_per_task(y.ne[0]), row_scratch(a, 2) + row_scratch(y, 1),
-                    [=](Context &context, int64_t begin, int64_t end, char *scratch) {
-                        const int64_t n = y.ne[0];
-                        for (int64_t r = begin; r < end; ++r) {
-                            const float *left = read_row(context, a, a.row(r), part(scratch, a, 0));
-                            const float *right =
-                                halves ? left + n : read_row(context, b, b.row(r), part(scratch, a, 1));
-                            float *out = row_target(y, y.row(r), part(scratch, a, 2));
-                            context.kernels.glu_row(op, swapped ? right : left, swapped ? left : right, out, n, alpha,
-                                                    limit);
-                            write_row(context, y, y.row(r), out);
-                        }
-                    }));
+    c.add_rows(rows_step(y.rows(), rows_per_task(y.ne[0]), row_scratch(a, 2) + row_scratch(y, 1),
+                         [=](Context &context, int64_t begin, int64_t end, char *scratch) {
+                             const int64_t n = y.ne[0];
+                             for (int64_t r = begin; r < end; ++r) {
+                                 const float *left = read_row(context, a, a.row(r), part(scratch, a, 0));
+                                 const float *right =
+                                     halves ? left + n : read_row(context, b, b.row(r), part(scratch, a, 1));
+                                 float *out = row_target(y, y.row(r), part(scratch, a, 2));
+                                 context.kernels.glu_row(op, swapped ? right : left, swapped ? left : right, out, n,
+                                                         alpha, limit);
+                                 write_row(context, y, y.row(r), out);
+                             }
+                         }),
+               {a, b}, &y);
 }
 
 void make_soft_max(Compiler &c, const Node &node) {

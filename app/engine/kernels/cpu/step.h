@@ -1,6 +1,7 @@
 // A step: one op (or a few that belong together) of a compiled program.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -78,28 +79,66 @@ protected:
 // How many rows of n floats make a task worth waking a thread for.
 inline int64_t rows_per_task(int64_t n) { return n >= 8192 ? 1 : 8192 / (n < 1 ? 1 : n); }
 
-// A step made of a function over a range of rows: the short way to write most ops.
-template <class F>
-class RowsStep final : public ItemsStep {
+// A step over rows.
+class RowStep : public ItemsStep {
 public:
-    RowsStep(int64_t n, int64_t per_task, int64_t scratch, F f) : ItemsStep(n, per_task), scratch_(scratch), f_(f) {}
+    RowStep(int64_t n, int64_t per_task, int64_t scratch) : ItemsStep(n, per_task), scratch_(scratch) {}
     int64_t scratch_bytes() const override { return scratch_; }
+    int64_t n_rows() const { return n_; }
+    int64_t per_task() const { return per_task_; }
+    virtual void rows(Context &context, int64_t begin, int64_t end, char *scratch) = 0;
 
 protected:
     void items(Context &context, int64_t begin, int64_t end, int thread) override {
-        f_(context, begin, end, context.scratch(thread));
+        rows(context, begin, end, context.scratch(thread));
+    }
+    int64_t scratch_;
+};
+
+// Made of a function over a range of rows: the short way to write most ops.
+template <class F>
+class RowsStep final : public RowStep {
+public:
+    RowsStep(int64_t n, int64_t per_task, int64_t scratch, F f) : RowStep(n, per_task, scratch), f_(f) {}
+    void rows(Context &context, int64_t begin, int64_t end, char *scratch) override {
+        f_(context, begin, end, scratch);
     }
 
 private:
-    int64_t scratch_;
     F f_;
 };
 
 // f(context, begin, end, scratch)
 template <class F>
-StepPtr rows_step(int64_t n_rows, int64_t per_task, int64_t scratch_bytes, F f) {
+std::unique_ptr<RowStep> rows_step(int64_t n_rows, int64_t per_task, int64_t scratch_bytes, F f) {
     return std::make_unique<RowsStep<F>>(n_rows, per_task, scratch_bytes, f);
 }
+
+// Steps over the same rows, a few rows at a time through all of them while they are in the nearest caches.
+class RowChain final : public RowStep {
+public:
+    explicit RowChain(std::unique_ptr<RowStep> first)
+        : RowStep(first->n_rows(), first->per_task(), first->scratch_bytes()), at_once_(first->per_task()) {
+        links_.push_back(std::move(first));
+    }
+    void append(std::unique_ptr<RowStep> link) {
+        at_once_ = std::min(at_once_, link->per_task());
+        per_task_ = std::max(per_task_, link->per_task());
+        scratch_ = std::max(scratch_, link->scratch_bytes());
+        links_.push_back(std::move(link));
+    }
+    void rows(Context &context, int64_t begin, int64_t end, char *scratch) override {
+        for (; begin < end; begin += at_once_) {
+            for (const std::unique_ptr<RowStep> &link : links_) {
+                link->rows(context, begin, std::min(begin + at_once_, end), scratch);
+            }
+        }
+    }
+
+private:
+    std::vector<std::unique_ptr<RowStep>> links_;
+    int64_t at_once_;
+};
 
 // A row as packed floats: where it lies, or unpacked into `scratch`.
 const float *read_row(const Context &context, const Tensor &t, const char *row, float *scratch);
