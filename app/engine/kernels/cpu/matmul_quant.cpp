@@ -365,6 +365,38 @@ struct Span {
     int64_t group_begin, group_end, tile_begin, tile_end;
 };
 
+// Bytes that the next panel will be decoded from. They are asked for in pieces while this one is multiplied: decoding by
+// itself would wait for memory.
+struct Ahead {
+    const uint8_t *bytes;
+    int64_t n_bytes;
+
+    void ask(int64_t piece, int64_t n_pieces) const {
+        for (int64_t at = n_bytes * piece / n_pieces; at < n_bytes * (piece + 1) / n_pieces; at += 64) {
+            __builtin_prefetch(bytes + at, 0, 2);
+        }
+    }
+};
+
+// A panel times all tokens of a span.
+template <class K>
+void run_panel(const Panel &panel, int64_t first, int64_t n, const QuantMatmul &m, const Span &span, const Ahead &ahead,
+               Outputs &outputs) {
+    const int64_t n_tiles = span.tile_end - span.tile_begin;
+    int64_t tile = span.tile_begin;
+    if constexpr (kPairsOfTiles) {
+        const int64_t full = outputs.n_rows == 16 ? m.n_tokens / kTileTokens : 0;
+        for (; tile + 2 <= span.tile_end && tile + 2 <= full; tile += 2) {
+            ahead.ask((tile - span.tile_begin) / 2, (n_tiles + 1) / 2);
+            panel_tile_pair<K>(panel, first / 32, n / 32, m, tile, outputs);
+        }
+    }
+    for (; tile < span.tile_end; ++tile) {
+        ahead.ask(tile - span.tile_begin, n_tiles);
+        panel_tokens<K>(panel, first / 32, n / 32, m, tile, outputs);
+    }
+}
+
 template <class F>
 void run(const QuantMatmul &m, const Span &span, char *scratch) {
     auto *group_scratch = reinterpret_cast<uint8_t *>(scratch);
@@ -391,21 +423,14 @@ void run(const QuantMatmul &m, const Span &span, char *scratch) {
         }
         for (int64_t at = 0; at < m.k; at += kPanelElements) {
             const int64_t n = m.k - at < kPanelElements ? m.k - at : kPanelElements;
+            Ahead ahead{nullptr, 0};
             if constexpr (std::is_same_v<F, Unpacked>) {
                 unpack_panel(m, row, n_rows, at, n, panel);
             } else {
                 decode_panel<F>(group, at / F::kElements, n / F::kElements, panel);
+                ahead = {group + (at + n) / F::kElements * F::kBlockBytes, n / F::kElements * F::kBlockBytes};
             }
-            int64_t tile = span.tile_begin;
-            if constexpr (kPairsOfTiles) {
-                const int64_t full = n_rows == 16 ? m.n_tokens / kTileTokens : 0;
-                for (; tile + 2 <= span.tile_end && tile + 2 <= full; tile += 2) {
-                    panel_tile_pair<PanelKind<typename F::Kind>>(panel, at / 32, n / 32, m, tile, outputs);
-                }
-            }
-            for (; tile < span.tile_end; ++tile) {
-                panel_tokens<PanelKind<typename F::Kind>>(panel, at / 32, n / 32, m, tile, outputs);
-            }
+            run_panel<PanelKind<typename F::Kind>>(panel, at, n, m, span, ahead, outputs);
         }
     }
 }
