@@ -65,7 +65,7 @@ public:
 
     // Rows as bytes in tiles, rows as packed floats, mask bits, rope tables: made where the step list stands, unless
     // that was done before. What comes back are offsets in the arena.
-    Activations activations(const Tensor &x, int32_t tile);
+    Activations activations(const Tensor &x, int32_t tile, int32_t span);
     int64_t float_rows(const Tensor &x);
     int64_t float_copy(const Tensor &x);
     int64_t mask_rows(const Tensor *mask, int64_t n_kv);
