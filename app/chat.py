@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 from rich.console import Console
+from rich.markup import escape
 
 from app.errors import TandemError
 from app.settings import ChatSettings
@@ -185,7 +186,7 @@ def _on_terminal(client: Client, model: str) -> Conversation:
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  (editing and history for input())
     console = Console(highlight=False)
-    console.print(f"[bold]{model}[/] at {client.http.base_url}", _HELP, sep="\n", style="dim")
+    console.print(f"[bold]{escape(model)}[/] at {escape(str(client.http.base_url))}", _HELP, sep="\n", style="dim")
 
     def ask() -> str | None:
         try:

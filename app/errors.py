@@ -19,6 +19,7 @@
     │ │ └ DoesNotFit           the devices together have no room for the model
     │ ├ UnsupportedOp          this device cannot run this op on these types
     │ ├ DeviceLost             the device is gone, with everything it held
+    │ │ └ RouteLost            two devices stand, but not the connection between them
     │ └ AccessDenied           a worker and this side do not hold the same token
     ├ ProtocolError            the bytes on a wire are wrong
     │ ├ LocalProtocolError     our own side broke the rules (a bug)
@@ -31,6 +32,8 @@ alone. `assert` is for our own invariants, never for input, files or peers.
 """
 
 from __future__ import annotations
+
+from app.units import mib
 
 
 class TandemError(Exception):
@@ -122,9 +125,9 @@ class OutOfDeviceMemory(DeviceError):
     """An allocation was refused."""
 
     def __init__(self, device: str, needed_bytes: int, free_bytes: int | None = None) -> None:
-        free = "" if free_bytes is None else f", {free_bytes} bytes are free"
+        free = "" if free_bytes is None else f", {mib(free_bytes)} are free"
         super().__init__(
-            f"device {device} refused an allocation of {needed_bytes} bytes{free}; "
+            f"device {device} refused an allocation of {mib(needed_bytes)}{free}; "
             f"use a smaller --ctx-size, more devices, or another --tensor-split"
         )
         self.device = device
@@ -138,7 +141,7 @@ class DoesNotFit(OutOfDeviceMemory):
     def __init__(self, needed_bytes: int, usable_bytes: int, offers: str) -> None:
         DeviceError.__init__(
             self,
-            f"the model needs {needed_bytes} bytes for weights and KV cache, and the devices offer {usable_bytes} "
+            f"the model needs {mib(needed_bytes)} for weights and KV cache, and the devices offer {mib(usable_bytes)} "
             f"({offers}); use a smaller --ctx-size, more devices, or a smaller quantization",
         )
         self.device = offers
@@ -166,6 +169,24 @@ class DeviceLost(DeviceError):
         self.endpoint = endpoint
         self.command = command
         self.cause = cause
+
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        """All that cannot be used because of it."""
+        return (self.endpoint,)
+
+
+class RouteLost(DeviceLost):
+    """Two devices stand, but the connection between them is gone, with what was on its way."""
+
+    def __init__(self, source: str, target: str) -> None:
+        self.target = target
+        cause = f"the connection from worker to worker has failed ({source} -> {target})"
+        super().__init__(source, cause, command="PUSH")
+
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        return (self.endpoint, self.target)
 
 
 class AccessDenied(DeviceError):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from app.engine.device import Device
 from app.engine.devices.numpy import NumpyDevice
-from app.errors import ConfigError, DeviceError
+from app.errors import ConfigError, DeviceError, ProtocolError, TandemError
 from app.rpc.connect import connect
 from app.rpc.device import RpcDevice
 from app.rpc.token import Token
@@ -77,22 +77,50 @@ def open_devices(
     """Devices in layer order. Names are those of local devices and RPC0, RPC1, ... for what the endpoints offer.
 
     None named: every remote device if there are endpoints, else the best local one. What is opened and not used is
-    closed again; `token` is shown to workers. Raises ConfigError, VersionMismatch, DeviceLost, AccessDenied.
+    closed again; a worker of which nothing is used is told in the log. `token` is shown to workers. Raises ConfigError,
+    VersionMismatch, DeviceLost, AccessDenied.
     """
-    remote: list[Device] = []
+    remote: list[RpcDevice] = []
     try:
         for endpoint in rpc:
             remote.extend(connect(endpoint, first_index=len(remote), token=token))
+            _check_met_once(remote)
         if not names:
-            return remote or open_local((), options)
+            return list(remote) or open_local((), options)
         return _chosen(names, remote, options)
     except BaseException:
         close_all(remote)
         raise
 
 
-def _chosen(names: Sequence[str], remote: Sequence[Device], options: LocalOptions) -> list[Device]:
-    by_name = {f"RPC{number}": device for number, device in enumerate(remote)}
+def open_remote(rpc: Sequence[str], token: Token | None = None) -> tuple[list[Device], list[TandemError]]:
+    """The devices of the workers that answer, and why the others do not. Raises ConfigError."""
+    remote: list[RpcDevice] = []
+    errors: list[TandemError] = []
+    try:
+        for endpoint in rpc:
+            try:
+                remote.extend(connect(endpoint, first_index=len(remote), token=token))
+            except (DeviceError, ProtocolError) as error:
+                errors.append(error)
+            _check_met_once(remote)
+    except BaseException:
+        close_all(remote)
+        raise
+    return list(remote), errors
+
+
+def _check_met_once(remote: Sequence[RpcDevice]) -> None:
+    """Raises ConfigError for a worker behind two endpoints: its memory would be counted twice."""
+    met: dict[str, str] = {}
+    for link in (device.link for device in remote):
+        endpoint = met.setdefault(link.identity, link.endpoint) if link.identity else link.endpoint
+        if endpoint != link.endpoint:
+            raise ConfigError(f"{endpoint} and {link.endpoint} are one and the same worker; name it once")
+
+
+def _chosen(names: Sequence[str], remote: Sequence[RpcDevice], options: LocalOptions) -> list[Device]:
+    by_name: dict[str, Device] = {f"RPC{number}": device for number, device in enumerate(remote)}
     if len(set(map(str.upper, names))) != len(names):
         raise ConfigError(f"--device {','.join(names)} names a device twice")
     known = (*LOCAL_DEVICES, *by_name)
@@ -103,6 +131,10 @@ def _chosen(names: Sequence[str], remote: Sequence[Device], options: LocalOption
         by_name.pop(name.upper()) if name.upper() in by_name else open_local((name,), options)[0] for name in names
     ]
     close_all(list(by_name.values()))
+    used = {device.link.endpoint for device in remote if device in chosen}
+    for endpoint in dict.fromkeys(device.link.endpoint for device in remote):
+        if endpoint not in used:
+            log.warning("worker %s is not used: --device %s names none of its devices", endpoint, ",".join(names))
     return chosen
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import tomllib
 from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from dataclasses import dataclass
@@ -193,10 +194,29 @@ def numbers(value: str) -> tuple[float, ...]:
     return parts
 
 
+_SIZE = re.compile(r"(\d+(?:\.\d*)?|\.\d+) *(?:([kmgt])(?:i?b)?)?", re.IGNORECASE)
+_UNITS = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+
+
+def size(unit: str) -> Convert:
+    """A size in bytes: a number, maybe with a fraction, and K, M, G or T (KiB, KB, ...); without one it is `unit`."""
+
+    def convert(value: str) -> int:
+        match = _SIZE.fullmatch(value.strip())
+        if match is None:
+            raise ValueError(f"{value!r} is no size; write a number of {unit.upper()}iB, or one such as 500M or 1.5G")
+        n_bytes = int(float(match[1]) * _UNITS[(match[2] or unit).lower()])
+        if n_bytes <= 0:
+            raise ValueError(f"{value!r} is out of range; it must be above 0")
+        return n_bytes
+
+    return convert
+
+
 def boolean(value: str) -> bool:
     known = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
     if value.lower() not in known:
-        raise ValueError(f"{value!r} is neither true nor false")
+        raise ValueError(f"{value!r} is neither true nor false (1 or 0)")
     return known[value.lower()]
 
 
@@ -290,6 +310,8 @@ def existing_directory(value: str) -> Path:
 
 def endpoint(value: str) -> str:
     """`host:port`, with brackets around an IPv6 host."""
+    if "://" in value:
+        raise ValueError(f"{value!r} has a scheme; write host:port alone, such as 192.168.1.20:50052")
     host, colon, port = value.rpartition(":")
     if not colon or not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
         raise ValueError(f"{value!r} is not host:port")

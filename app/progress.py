@@ -35,7 +35,7 @@ def transfer(label: str, total_bytes: int, *, done_bytes: int = 0, stream: TextI
 
 def _bar(stream: TextIO) -> Progress:
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         DownloadColumn(binary_units=True),
         TransferSpeedColumn(),

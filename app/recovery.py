@@ -58,9 +58,9 @@ class Recovery:
         """Give up waiting; the call in progress raises NotReady."""
         self._stopping.set()
 
-    def __call__(self, executor: Executor, lost: DeviceLost) -> Executor:
-        """Blocks until every stage stands again. Raises NotReady when stopped."""
-        log.warning("lost %s (%s); waiting for it to come back", lost.endpoint, lost.cause)
+    def __call__(self, executor: Executor, lost: DeviceLost, tell: Callable[[str], None] = lambda _: None) -> Executor:
+        """Blocks until every stage stands again; `tell` hears why an attempt failed. Raises NotReady when stopped."""
+        log.warning("lost %s (%s); waiting for it to come back", " and ".join(lost.endpoints), lost.cause)
         pauses = pauses_s(self._rng)
         told = ""
         while True:
@@ -73,6 +73,7 @@ class Recovery:
                 reason = str(error)  # each new one is worth a line: a token that is asked for stays asked for
                 log.log(logging.DEBUG if reason == told else logging.WARNING, "not back yet: %s", reason)
                 told = reason
+                tell(error.cause if isinstance(error, DeviceLost) else reason)
             else:
                 return executor
 

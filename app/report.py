@@ -7,21 +7,17 @@ import shlex
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from rich.console import Console
 from rich.table import Table
 
 from app.engine.device import Device
-from app.engine.loader import PlannedStage
+from app.engine.loader import PlannedStage, Uploaded
 from app.engine.stage import StageLimits
+from app.units import mib
 
 #: Plain progress lines, where there is no terminal, come at most this often.
 _PLAIN_EVERY_S = 5.0
-
-
-def mib(n_bytes: int) -> str:
-    return f"{n_bytes / (1 << 20):,.1f} MiB"
 
 
 def plan_table(planned: Sequence[PlannedStage], limits: StageLimits, n_layers: int) -> Table:
@@ -80,10 +76,9 @@ def _round_trip_s(device: Device, n_trials: int = 20) -> float:
 
 
 def print_table(table: Table) -> None:
-    console = Console(file=sys.stdout)
-    if not console.is_terminal:
-        console = Console(file=sys.stdout, width=120)
-    console.print(table)
+    """Print what stands in the cells as it is: names of devices hold what others say of themselves, in brackets."""
+    is_terminal = Console(file=sys.stdout).is_terminal
+    Console(file=sys.stdout, width=None if is_terminal else 120, markup=False, emoji=False).print(table)
 
 
 def curl_line(url: str, needs_key: bool) -> str:
@@ -97,17 +92,11 @@ def curl_line(url: str, needs_key: bool) -> str:
     return f"curl -N {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d {shlex.quote(body)}"
 
 
-@dataclass(slots=True)
-class _Sent:
-    sent_bytes: int = 0
-    total_bytes: int = 0
-
-
 class UploadReport:
     """Adds up what all devices have taken of their weights and prints it; called from the devices' threads."""
 
     def __init__(self) -> None:
-        self._devices: dict[str, _Sent] = {}
+        self._devices: dict[str, Uploaded] = {}
         self._started_s = time.monotonic()
         self._printed_s = self._started_s
         self._is_terminal = sys.stderr.isatty()
@@ -115,7 +104,7 @@ class UploadReport:
     @property
     def fraction(self) -> float:
         total = sum(device.total_bytes for device in self._devices.values())
-        return sum(device.sent_bytes for device in self._devices.values()) / total if total else 0.0
+        return sum(device.done_bytes for device in self._devices.values()) / total if total else 0.0
 
     @property
     def seconds_left(self) -> float | None:
@@ -123,22 +112,29 @@ class UploadReport:
         fraction = self.fraction
         return (time.monotonic() - self._started_s) * (1 - fraction) / fraction if fraction else None
 
-    def __call__(self, device: str, sent_bytes: int, total_bytes: int) -> None:
-        self._devices[device] = _Sent(sent_bytes, total_bytes)
+    def __call__(self, uploaded: Uploaded) -> None:
+        self._devices[uploaded.device] = uploaded
         now = time.monotonic()
-        is_over = all(sent.sent_bytes >= sent.total_bytes for sent in list(self._devices.values()))
+        is_over = all(device.done_bytes >= device.total_bytes for device in list(self._devices.values()))
         if is_over or now - self._printed_s >= (0.1 if self._is_terminal else _PLAIN_EVERY_S):
             self._printed_s = now
             self._print(now, is_over)
 
     def _print(self, now: float, is_over: bool) -> None:
         elapsed_s = max(now - self._started_s, 1e-3)
-        parts = [
-            f"{name} {mib(sent.sent_bytes)} of {mib(sent.total_bytes)} ({sent.sent_bytes / elapsed_s / 1e6:,.0f} MB/s)"
-            for name, sent in sorted(self._devices.items())
-        ]
+        parts = [_upload_line(uploaded, elapsed_s) for _, uploaded in sorted(self._devices.items())]
         line = "loading: " + ", ".join(parts)
         if self._is_terminal:
             print(f"\r\x1b[K{line}", end="\n" if is_over else "", file=sys.stderr, flush=True)
         else:
             print(line, file=sys.stderr, flush=True)
+
+
+def _upload_line(uploaded: Uploaded, elapsed_s: float) -> str:
+    """How far one device is, how much of that it was sent, and how fast."""
+    sent_bytes = uploaded.done_bytes if uploaded.sent_bytes is None else uploaded.sent_bytes
+    there_bytes = uploaded.done_bytes - sent_bytes
+    speed = f"{sent_bytes / elapsed_s / 1e6:,.0f} MB/s"
+    if there_bytes:
+        speed = f"{mib(there_bytes)} were there, {mib(sent_bytes)} sent, {speed}"
+    return f"{uploaded.device} {mib(uploaded.done_bytes)} of {mib(uploaded.total_bytes)} ({speed})"

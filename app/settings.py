@@ -22,6 +22,7 @@ from app.options import (
     option,
     path,
     real,
+    size,
     switch,
     words,
 )
@@ -312,7 +313,7 @@ class ServeSettings(CommonSettings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSettings(CommonSettings):
-    """`tandem worker`."""
+    """`tandem worker`. `mem` and `cache_size` in bytes."""
 
     host: str = option("127.0.0.1", "-H", "--host", metavar="ADDRESS", help="Address to listen on.", panel=WORKER)
     port: int = option(50052, "-p", "--port", convert=PORT, metavar="PORT", help="Port; 0: any.", panel=WORKER)
@@ -320,8 +321,8 @@ class WorkerSettings(CommonSettings):
         (), "-d", "--device", convert=words, metavar="NAME,...", help="Local devices to serve.", panel=DEVICES
     )
     mem: int | None = option(
-        None, "--mem", convert=integer(1), metavar="MIB", panel=DEVICES,
-        help="Memory that all clients together may take of each device; default: all of it.",
+        None, "--mem", convert=size("m"), metavar="MIB", panel=DEVICES,
+        help="Memory that all clients together may take of each device, such as 512 or 1.5G; default: all of it.",
     )  # fmt: skip
     rpc_token_file: Path | None = _token_file(
         "Serve only clients that hold this secret, the first line of the file; stock clients hold none.",
@@ -338,12 +339,17 @@ class WorkerSettings(CommonSettings):
     cache_dir: Path | None = option(
         None, "--cache-dir", convert=path, metavar="DIR", help="Keep weights that were sent here.", panel=WEIGHTS
     )
-    cache_size: int = option(
-        32, "--cache-size", convert=integer(1), metavar="GIB", help="Largest size of --cache-dir.", panel=WEIGHTS
-    )
+    cache_size: int | None = option(
+        None, "--cache-size", convert=size("g"), metavar="GIB", panel=WEIGHTS,
+        help="Largest size of --cache-dir, such as 1.5 or 500M; default: 32.",
+    )  # fmt: skip
     protocol: str = option(
         "7.0", "--protocol", convert=choice("7.0", "6.0"), metavar="VERSION", help="7.0 or 6.0.", panel=WORKER
     )
+
+    def __post_init__(self) -> None:
+        if self.cache_size is not None and self.cache_dir is None:
+            raise ConfigError("--cache-size is the size of --cache-dir, and none is named; name one, or leave it out")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

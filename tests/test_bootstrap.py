@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -58,13 +59,21 @@ def test_a_trace_that_cannot_be_written_is_refused_at_the_start(tmp_path: Path) 
 
 
 def test_a_split_by_hand_and_a_single_device_are_not_measured(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     model = str(write_tiny_llama(tmp_path / "tiny.gguf"))
     monkeypatch.setattr(probe, "measure", lambda model, devices, limits: pytest.fail("measured"))
     by_hand = ServeSettings(model=model, ctx_size=512, device=("NUMPY", "CPU"), tensor_split=(1.0, 1.0))
     assert bootstrap.plan(by_hand) == 0
     assert bootstrap.plan(ServeSettings(model=model, ctx_size=512, device=("NUMPY",))) == 0
+    assert "--tune" not in caplog.text
+    assert bootstrap.plan(replace(by_hand, tune="decode")) == 0
+    assert "--tune decode changes nothing: --tensor-split says" in caplog.text
+    assert bootstrap.plan(ServeSettings(model=model, ctx_size=512, device=("NUMPY",), tune="prompt")) == 0
+    assert "--tune prompt changes nothing: one device" in caplog.text
     assert "ms per prompt token" not in capsys.readouterr().out
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
+import httpx
 import pytest
 
 from app import chat, cli
@@ -135,3 +136,9 @@ def test_nobody_there(capsys: Any) -> None:
 @pytest.mark.parametrize("url", ["host:1", "http://host:1", "http://host:1/", "http://host:1/v1", "http://host:1/v1/"])
 def test_every_way_to_name_the_server(url: str) -> None:
     assert chat._base_url(url) == "http://host:1/v1/"
+
+
+def test_the_model_s_name_stands_as_it_is(capsys: Any) -> None:
+    with httpx.Client(base_url="http://[::1]:80") as http:
+        chat._on_terminal(chat.Client(http), "tiny[bold]")
+    assert "tiny[bold] at http://[::1]" in capsys.readouterr().out

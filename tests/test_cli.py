@@ -66,7 +66,7 @@ def behind(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Seen]:
         ("serve --plan -t4", "plan", ServeSettings(plan=True, threads=4)),
         ("worker -H 0.0.0.0 -p 0 -v -v", "worker", WorkerSettings(host="0.0.0.0", port=0, verbose=2)),
         ("worker --mem 512 --max-message 8 --model-dir / --cache-dir c --cache-size 2", "worker", WorkerSettings(
-            mem=512, max_message=8, model_dir=Path("/"), cache_dir=Path("c"), cache_size=2)),
+            mem=512 << 20, max_message=8, model_dir=Path("/"), cache_dir=Path("c"), cache_size=2 << 30)),
         ("devices --rpc a:1", "devices", DevicesSettings(rpc=("a:1",))),
         (f"devices --rpc a:1 --rpc-token-file {__file__}", "devices", DevicesSettings(
             rpc=("a:1",), rpc_token_file=Path(__file__))),
@@ -92,6 +92,8 @@ def test_what_reaches_the_functions(behind: Callable[..., Seen], arguments: str,
         ("serve a b", "tandem: got unexpected extra argument"),
         ("serve a -m b", "tandem: the argument MODEL and --model say the same thing"),
         ("worker --rpc-token-file /no/such/file", "tandem: --rpc-token-file: there is no file /no/such/file"),
+        ("worker --cache-size 5", "tandem: --cache-size is the size of --cache-dir, and none is named"),
+        ("serve --rpc http://a:1", "tandem: --rpc: 'http://a:1' has a scheme; write host:port alone"),
         ("worker --protocol 5.1", "tandem: --protocol: '5.1' is unknown; use 7.0 or 6.0"),
         ("pull nothing", "tandem: no model is called 'nothing'; known names: smollm2"),
     ],

@@ -14,7 +14,8 @@ REPO = Path(__file__).resolve().parents[1]
 
 #: Room -> what of `app` it may import. The first room that holds a module decides; `app.x` covers all below it.
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
-    "app.errors": (),
+    "app.units": (),
+    "app.errors": ("app.units",),
     "app.logs": (),
     "app.options": ("app.errors",),
     "app.settings": ("app.errors", "app.options"),
@@ -24,19 +25,20 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "app.bootstrap": ("app",),
     "app.fleet": ("app.engine", "app.rpc", "app.errors", "app.logs"),
     "app.recovery": ("app.engine", "app.rpc", "app.fleet", "app.errors", "app.logs"),
-    "app.report": ("app.engine",),
+    "app.report": ("app.engine", "app.units"),
     "app.http_server": ("app.errors", "app.logs"),
     "app.listening": ("app.errors", "app.logs"),
     "app.cli": ("app",),
     "app.chat": ("app.errors", "app.settings"),
     "app.local": ("app.errors", "app.logs", "app.models_store", "app.settings"),
     "app.__main__": ("app.cli",),
-    "app.engine": ("app.engine", "app.errors", "app.logs"),
+    "app.engine": ("app.engine", "app.errors", "app.logs", "app.units"),
     "app.api": ("app.api", "app.engine", "app.errors", "app.logs"),
     "app.rpc": (
         "app.rpc",
         "app.errors",
         "app.logs",
+        "app.engine.connection",
         "app.engine.device",
         "app.engine.program",
         "app.engine.route",

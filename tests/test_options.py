@@ -106,6 +106,10 @@ def test_flags_and_variables_are_unique_within_a_command(settings_class: type) -
         (options.boolean, "ON", True),
         (options.real(0, 1), "0.5", 0.5),
         (options.integer(-1), "-1", -1),
+        (options.size("g"), "32", 32 << 30),
+        (options.size("g"), ".5", 512 << 20),
+        (options.size("m"), "1.5GiB", 1536 << 20),
+        (options.size("m"), "2k", 2048),
         (options.choice("a", "b"), "b", "b"),
     ],
 )
@@ -133,6 +137,11 @@ def test_values(convert: options.Convert, value: str, expected: object) -> None:
         (options.integer(0), "1.0"),
         (options.choice("a", refused={"c": "is not offered"}), "c"),
         (options.text, " "),
+        (options.size("g"), "0"),
+        (options.size("g"), "-1"),
+        (options.size("g"), "1.5.2"),
+        (options.size("g"), "3 B"),
+        (options.size("g"), "nan"),
     ],
 )
 def test_values_that_are_refused(convert: options.Convert, value: str) -> None:

@@ -29,3 +29,10 @@ def test_a_bar_on_a_terminal() -> None:
         advance(1 << 20)
     assert "loading" in out.getvalue()
     assert "MiB" in out.getvalue()
+
+
+def test_a_label_in_brackets_is_no_markup() -> None:
+    out = Terminal()
+    with transfer("model[bold].gguf", 1 << 20, stream=out) as advance:
+        advance(1 << 20)
+    assert "model[bold].gguf" in out.getvalue()

@@ -30,6 +30,8 @@ def test_each_new_reason_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureF
     away = DeviceLost("far", "connection refused", reached=False)
     errors: list[Exception] = [away, away, AccessDenied("far", "another token"), away]
 
+    heard: list[str] = []
+
     def reopen(lost: Sequence[Device]) -> list[Device]:
         if errors:
             raise errors.pop(0)
@@ -37,7 +39,12 @@ def test_each_new_reason_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureF
 
     with caplog.at_level(logging.INFO):
         recovery = Recovery(gguf, reopen, rng=NoPause())  # type: ignore[arg-type]
-        assert recovery(stack.executor, DeviceLost("far", "cut")) is stack.executor
+        assert recovery(stack.executor, DeviceLost("far", "cut"), heard.append) is stack.executor
+    assert [("refused" in text, "token" in text) for text in heard] == [(True, False)] * 2 + [
+        (False, True),
+        (True, False),
+    ]
+    assert not any("device far" in text for text in heard)  # who hears of it knows which device it is about
     told = [record.getMessage() for record in caplog.records if "not back yet" in record.getMessage()]
     assert [("refused" in text, "token" in text) for text in told] == [(True, False), (False, True), (True, False)]
     stack.close()

@@ -9,7 +9,21 @@ from anyio import CapacityLimiter
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
-from app.api import cancel, chat, completions, docs, embeddings, errors, health, infill, models, rerank, state, text
+from app.api import (
+    cancel,
+    chat,
+    completions,
+    docs,
+    embeddings,
+    errors,
+    health,
+    infill,
+    metrics,
+    models,
+    rerank,
+    state,
+    text,
+)
 from app.api.anthropic import routes as messages
 from app.api.auth import Authentication, Keys
 from app.api.body import AnyContentType
@@ -23,7 +37,7 @@ from app.engine.service import InferenceService
 
 ROUTES = (
     *(chat, responses, messages, completions, infill),
-    *(embeddings, rerank, text, cancel, models, state, health),
+    *(embeddings, rerank, text, cancel, models, state, metrics, health),
 )
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 

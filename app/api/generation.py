@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from app.api.context import Api
 from app.api.disconnect import until_disconnect
+from app.api.journal import note_failure
 from app.engine.request import GenerateRequest
 from app.engine.service import GenerationStream
 
@@ -62,7 +63,14 @@ class Running:
         self._api.cancels.pop(self._id, None)
 
     async def each(self, work: Callable[[int, GenerationStream], Awaitable[T]]) -> list[T]:
-        """Run `work` on every stream at once; the first error stops all and is raised."""
+        """Run `work` on every stream at once; the first error stops all, is noted and is raised."""
+        try:
+            return await self._all(work)
+        except Exception as error:
+            note_failure(self._id, error)
+            raise
+
+    async def _all(self, work: Callable[[int, GenerationStream], Awaitable[T]]) -> list[T]:
         if len(self._streams) == 1:
             return [await self._one(0, work)]
         tasks = [asyncio.create_task(self._one(i, work)) for i in self._streams]

@@ -1,4 +1,4 @@
-"""One line in the log for every answer."""
+"""One line in the log for every answer, and for every one that failed."""
 
 from __future__ import annotations
 
@@ -28,3 +28,8 @@ def note(shape: Shape, choices: Sequence[Choice]) -> None:
             "finish": ",".join(choice.finish_reason for choice in choices),
         },
     )
+
+
+def note_failure(request_id: str, error: Exception) -> None:
+    """Log that an answer ended with an error, be it as a status or as the last event of a stream."""
+    log.warning("not answered: %s", error, extra={"id": request_id, "error": type(error).__name__})

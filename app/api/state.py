@@ -1,4 +1,4 @@
-"""GET /props, /slots, /metrics: what this server is and what it does right now."""
+"""GET /props, /slots: what this server is and what it does right now."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import dataclasses
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
-from starlette.responses import PlainTextResponse, Response
 
 from app.api.context import Api, ApiDep
 from app.api.docs import LOOKING, answers
@@ -60,17 +59,6 @@ async def slots(api: ApiDep, fail_on_no_slot: Flag = False) -> list[dict[str, An
     if fail_on_no_slot and all(slot.busy for slot in all_slots):
         raise CapacityError("all slots are busy")
     return [slot_object(slot, api.service.info.n_ctx) for slot in all_slots]
-
-
-@router.get("/metrics", response_class=PlainTextResponse, **answers(None, (*LOOKING, 501)))
-async def metrics(api: ApiDep) -> Response:
-    """Counters and gauges as Prometheus reads them."""
-    check_enabled(api.options.enable_metrics, "metrics")
-    lines = []
-    for name, value in sorted(api.service.counters().items()):
-        kind = "counter" if name.endswith("_total") else "gauge"
-        lines += [f"# TYPE tandem_{name} {kind}", f"tandem_{name} {value:.17g}"]
-    return PlainTextResponse("\n".join([*lines, ""]), media_type="text/plain; version=0.0.4")
 
 
 def check_enabled(enabled: bool, name: str) -> None:

@@ -15,7 +15,7 @@ from app.engine.engine import Engine
 from app.engine.executor import Executor, Scratch
 from app.engine.front import ServiceFront
 from app.engine.gguf.reader import GGUFFile
-from app.engine.loader import HashSource, PlannedStage, load_stages
+from app.engine.loader import HashSource, PlannedStage, Uploaded, load_stages
 from app.engine.models.base import Model
 from app.engine.parts import EngineParts
 from app.engine.ranking import Ranking
@@ -65,8 +65,9 @@ class Loading:
         self._engine: Engine | None = None
         self._error: TandemError | None = None
         self._tell_failure: Callable[[], None] | None = None
-        self._hashes = _hash_source(placed.opened.gguf)
-        self._recovery = Recovery(placed.opened.gguf, partial(fleet.reopen, token=token), hashes=self._hashes)
+        self._hashes = TensorHashes(placed.opened.gguf, hash_cache_dir())
+        reopen = partial(fleet.reopen, token=token)
+        self._recovery = Recovery(placed.opened.gguf, reopen, hashes=_hash_source(self._hashes))
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
@@ -118,6 +119,7 @@ class Loading:
     def finish(self) -> int:
         """After the server has stopped: end the engine. Raises what made loading fail."""
         self._recovery.stop()
+        self._hashes.save()  # of weights that were offered to a worker that came back
         if self._engine is not None:
             self._engine.close()
             if self._trace is not None:
@@ -131,13 +133,17 @@ class Loading:
         placed, opened = self._placed, self._placed.opened
         uploads = report.UploadReport()
 
-        def progress(device: str, sent_bytes: int, total_bytes: int) -> None:
-            uploads(device, sent_bytes, total_bytes)
+        def progress(uploaded: Uploaded) -> None:
+            uploads(uploaded)
             self._front.progress(uploads.fraction, uploads.seconds_left, "uploading weights")
 
-        stages = load_stages(
-            opened.gguf, opened.model, placed.stages, placed.sizes.limits, progress=progress, hashes=self._hashes
-        )
+        hashes = _hash_source(self._hashes)
+        try:
+            stages = load_stages(
+                opened.gguf, opened.model, placed.stages, placed.sizes.limits, progress=progress, hashes=hashes
+            )
+        finally:
+            self._hashes.save()
         embedding = TokenEmbedding.of(opened.gguf, opened.model)
         config = placed.sizes.scheduler
         scratch = Scratch(
@@ -162,7 +168,6 @@ class Loading:
         )
 
 
-def _hash_source(gguf: GGUFFile) -> HashSource:
+def _hash_source(hashes: TensorHashes) -> HashSource:
     """Hashes by which workers are offered weights that they may have; computed when asked for, and kept on disk."""
-    hashes = TensorHashes(gguf, hash_cache_dir())
     return lambda spec: partial(hashes.of, spec.name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import math
 import time
 from dataclasses import replace
@@ -28,6 +29,8 @@ from app.engine.trace import Trace
 from app.errors import ConfigError
 from app.listening import listen, url_of
 from app.settings import ServeSettings
+
+log = logging.getLogger(__name__)
 
 
 def serve(settings: ServeSettings) -> int:
@@ -97,7 +100,11 @@ def _place(settings: ServeSettings, opened: Opened, devices: list[Device]) -> Pl
     # Rope factors depend on how long a sequence may become, which is known only now.
     model = registry.load(opened.gguf, n_ctx=sizes.scheduler.n_ctx)
     # A split by hand needs no measuring, and one device has nothing to be split.
-    speeds = None if split or len(devices) < 2 else probe.measure(model, devices, sizes.limits)
+    is_split_by_hand, is_one = bool(split), len(devices) < 2
+    if settings.tune != Tune.AUTO and (is_split_by_hand or is_one):
+        why = "--tensor-split says where the layers stand" if is_split_by_hand else "one device has all layers"
+        log.warning("--tune %s changes nothing: %s", settings.tune, why)
+    speeds = None if is_split_by_hand or is_one else probe.measure(model, devices, sizes.limits)
     stages = plan_stages(model, devices, sizes.limits, split, speeds=speeds, tune=Tune(settings.tune))
     return Placed(replace(opened, model=model), devices, sizes, stages)
 

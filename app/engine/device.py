@@ -23,6 +23,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
+from app.engine.connection import ConnectionStats
 from app.engine.ggml import GGMLType, Shape
 from app.engine.program import Buffer, PlacedTensor, Program
 from app.engine.route import Route
@@ -83,6 +84,17 @@ class Handle:
 
     def __init__(self, program_name: str) -> None:
         self.program_name = program_name
+
+
+class Turn(ABC):
+    """Small writes, a run and a read as one call, for those who wait anyway. Made by `Device.prepare_turn`."""
+
+    @abstractmethod
+    def run(self, items: memoryview, out: memoryview) -> bool:
+        """Write what `items` hold (a sequence of `address u64 | size u32 | data`), run, read into `out`; blocks.
+
+        False, and nothing was done: an address lies outside. Raises DeviceError for what went wrong in it.
+        """
 
 
 class Device(ABC):
@@ -146,6 +158,17 @@ class Device(ABC):
     def run(self, handle: Handle) -> None:
         """Run a prepared program once, in lane order."""
 
+    def prepare_turn(
+        self, handle: Handle, inputs: Buffer, base: int, outputs: Buffer, offset: int, rows: RowSelection
+    ) -> Turn | None:
+        """Make a run, with writes into `inputs` before it and what `rows` want of `outputs` behind it, one call.
+
+        The program must use both buffers. `base` is what the items of writes call the first byte of `inputs`. None
+        where nothing is gained by it.
+        """
+        del handle, inputs, base, outputs, offset, rows
+        return None
+
     @abstractmethod
     def release(self, handle: Handle) -> None:
         """Forget a prepared program, in lane order."""
@@ -169,6 +192,11 @@ class Device(ABC):
         A device that cannot be lost never calls it.
         """
         del on_lost
+
+    @property
+    def connection(self) -> ConnectionStats | None:
+        """What the connection to a remote device did so far, also when it is lost; None for a local device."""
+        return None
 
     def open_route(self, target: Device) -> Route | None:
         """A route on which this device pushes to another, tried out; None where there is none, which is logged. Blocks.

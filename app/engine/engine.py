@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
+from app.engine.connection import ConnectionStats
 from app.engine.constraint import Constrainer
 from app.engine.executor import Running
 from app.engine.grammar import Grammars
@@ -68,6 +69,8 @@ class Engine:
         self._open_lock = threading.Lock()
         self._stopping = False
         self._n_predicted = 0
+        #: Requests that ended together: because a device was lost, and for another reason.
+        self._n_ended = {"lost": 0, "failed": 0}
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
         self._standing.watch_devices()
@@ -126,7 +129,13 @@ class Engine:
             "tokens_predicted_total": float(self._n_predicted),
             "device_losses_total": float(self._standing.n_losses),
             "requests_in_flight": float(self._n_open),
+            **{f"requests_{how}_total": float(n) for how, n in self._n_ended.items()},
         }
+
+    def connections(self) -> Sequence[ConnectionStats]:
+        """What the connections to remote devices did; see `InferenceService.connections`."""
+        found = (stage.device.connection for stage in self._standing.executor.stages)
+        return list({stats.number: stats for stats in found if stats is not None}.values())
 
     def check_integrity(self) -> None:
         """Verify the serving state's invariants. Only when the engine is closed or idle."""
@@ -344,6 +353,7 @@ class Engine:
         self._running.clear()
         self._scheduler.fail_all()
         live, self._live = list(self._live.values()), {}
+        self._n_ended["lost" if isinstance(error, DeviceLost) else "failed"] += len(live)
         for request in live:
             self._close_stream(request, error)
         self._outbox.flush()

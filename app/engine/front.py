@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
+from app.engine.connection import ConnectionStats
 from app.engine.engine import Engine
 from app.engine.grammar import Grammars
 from app.engine.ranking import Ranking
@@ -60,6 +61,9 @@ class ServiceFront:
 
     def counters(self) -> Mapping[str, float]:
         return {} if self._engine is None else self._engine.counters()
+
+    def connections(self) -> Sequence[ConnectionStats]:
+        return () if self._engine is None else self._engine.connections()
 
     async def embed(self, prompt: Sequence[int], pooling: str) -> Embedding:
         return await self._ready().embed(prompt, pooling)

@@ -29,8 +29,20 @@ from app.engine.placement import (
 from app.engine.stage import Stage, StageLimits
 from app.errors import DeviceError
 
-#: (device name, bytes sent so far, bytes in all); called from the devices' threads.
-UploadProgress = Callable[[str, int, int], None]
+
+@dataclass(frozen=True, slots=True)
+class Uploaded:
+    """How far a device's weights are. `sent_bytes`: what left for it, less than `done_bytes` where it had weights
+    already; None for a device of this process."""
+
+    device: str
+    done_bytes: int
+    total_bytes: int
+    sent_bytes: int | None = None
+
+
+#: Called from the devices' threads.
+UploadProgress = Callable[[Uploaded], None]
 #: (weight, its bytes) -> FNV-1a 64 of them, or None where no hash is at hand.
 HashSource = Callable[[WeightSpec], Callable[[], int] | None]
 
@@ -97,6 +109,12 @@ def layers_fit(
     """Whether these budgets hold the model at all."""
     layers, head = _costs(model, limits)
     return fits(layers, head, budgets, tensor_split)
+
+
+def needed_bytes(model: Model, limits: StageLimits) -> int:
+    """Bytes of all weights and caches, on whatever devices."""
+    layers, head = _costs(model, limits)
+    return sum(cost.memory_bytes for cost in (*layers, head))
 
 
 def _planned(
@@ -180,7 +198,7 @@ def upload_stage(
     gguf: GGUFFile, stage: Stage, progress: UploadProgress | None = None, hashes: HashSource | None = None
 ) -> list[Future[None]]:
     """Queue all weights of one stage; the futures resolve as the device takes them."""
-    meter = _Meter(stage.device.name, stage.weight_bytes(), progress)
+    meter = _Meter(stage.device, stage.weight_bytes(), progress)
     futures: list[Future[None]] = []
     for spec in stage.weights:
         payload = gguf.data(spec.name)
@@ -216,16 +234,24 @@ def _after_weight(gguf: GGUFFile, spec: WeightSpec, meter: _Meter, n_bytes: int)
 class _Meter:
     """Adds up what a device has taken. Called from that device's thread alone, but read by others."""
 
-    def __init__(self, device_name: str, total_bytes: int, progress: UploadProgress | None) -> None:
-        self._device_name = device_name
+    def __init__(self, device: Device, total_bytes: int, progress: UploadProgress | None) -> None:
+        self._device = device
+        self._before = device.connection
         self._total_bytes = total_bytes
         self._progress = progress
         self._lock = threading.Lock()
-        self._sent_bytes = 0
+        self._done_bytes = 0
 
     def add(self, n_bytes: int) -> None:
         with self._lock:
-            self._sent_bytes += n_bytes
-            sent_bytes = self._sent_bytes
+            self._done_bytes += n_bytes
+            done_bytes = self._done_bytes
         if self._progress is not None:
-            self._progress(self._device_name, sent_bytes, self._total_bytes)
+            self._progress(Uploaded(self._device.name, done_bytes, self._total_bytes, self._sent_bytes(done_bytes)))
+
+    def _sent_bytes(self, done_bytes: int) -> int | None:
+        """Frames count as well, and what is still on its way; neither makes it more than is done."""
+        now = self._device.connection
+        if now is None or self._before is None:
+            return None
+        return min(now.sent_bytes - self._before.sent_bytes, done_bytes)

@@ -15,8 +15,9 @@ from app.engine.text.tokenizer import Tokenizer
 from app.engine.trace import Trace
 from app.errors import DeviceLost
 
-#: Called on a thread of its own when devices are lost; returns an executor over stages that stand again.
-Recovery = Callable[[Executor, DeviceLost], Executor]
+#: Called on a thread of its own when devices are lost; returns an executor over stages that stand again. Tells the
+#: function it is given why an attempt has failed.
+Recovery = Callable[[Executor, DeviceLost, Callable[[str], None]], Executor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from app.errors import ConfigError, DoesNotFit, OutOfDeviceMemory
+from app.units import mib
 
 #: Halvings of the search for the shortest slowest stage; the interval is then below one part in 10^12.
 _SEARCH_STEPS = 40
@@ -294,14 +295,18 @@ def _fill(items: _Items, devices: Sequence[DeviceBudget], limits: StageSeconds) 
     return counts if at == n_items else None
 
 
-def _does_not_fit(items: Sequence[LayerCost], devices: Sequence[DeviceBudget]) -> DoesNotFit:
-    """The largest run a device can hold may be less than its memory: layers are never cut."""
-    offers = ", ".join(
-        f"{device.name} {device.free_bytes >> 20} MiB free less {device.reserve_bytes >> 20} MiB of compute buffers"
+def offers(devices: Sequence[DeviceBudget]) -> str:
+    """What each device has to give, in words."""
+    return ", ".join(
+        f"{device.name} {mib(device.free_bytes)} free less {mib(device.reserve_bytes)} of compute buffers"
         for device in devices
     )
+
+
+def _does_not_fit(items: Sequence[LayerCost], devices: Sequence[DeviceBudget]) -> DoesNotFit:
+    """The largest run a device can hold may be less than its memory: layers are never cut."""
     needed_bytes = sum(item.memory_bytes for item in items)
-    return DoesNotFit(needed_bytes, sum(device.usable_bytes for device in devices), offers)
+    return DoesNotFit(needed_bytes, sum(device.usable_bytes for device in devices), offers(devices))
 
 
 def _check_memory(

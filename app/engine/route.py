@@ -18,11 +18,11 @@ class Departure(ABC):
     left: Future[Any]
 
     @abstractmethod
-    def arrive(self, target: Buffer, offset: int) -> Future[Any]:
+    def arrive(self, target: Buffer, offset: int) -> Future[float]:
         """Have the receiver put them here, in its own lane; what it is given later waits for them.
 
-        Resolves when they are there. A failure is told by this future alone: the lane goes on with whatever bytes it
-        has, so who reads what was computed from them must look here too.
+        Resolves when they are there, to the seconds since when they have been. A failure is told by this future alone:
+        the lane goes on with whatever bytes it has, so who reads what was computed from them must look here too.
         """
 
 

@@ -62,6 +62,11 @@ class RowSelection:
         """What the rows are on the device."""
         return len(self.wishes) * self.n_columns * F32_BYTES
 
+    @property
+    def are_whole(self) -> bool:
+        """Whether nothing needs to be looked through."""
+        return not any(wish.n_best for wish in self.wishes)
+
     @cached_property
     def n_bytes(self) -> int:
         """What is sent of them."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
+from app.engine.connection import ConnectionStats
 from app.engine.request import Event, GenerateRequest, SamplingParams
 
 if TYPE_CHECKING:
@@ -144,6 +145,10 @@ class InferenceService(Protocol):
 
     def counters(self) -> Mapping[str, float]:
         """Running totals and gauges, named as the metrics will be."""
+        ...
+
+    def connections(self) -> Sequence[ConnectionStats]:
+        """The connections to remote devices, each once; none where all devices are local."""
         ...
 
     async def embed(self, prompt: Sequence[int], pooling: str) -> Embedding:

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 
 from app.engine.device import Device
 from app.engine.ggml import GGMLType
-from app.engine.loader import device_budgets, layers_fit
+from app.engine.loader import device_budgets, layers_fit, needed_bytes
 from app.engine.models.base import Model
+from app.engine.placement import offers
 from app.engine.serving.types import BLOCK_CELLS, SchedulerConfig
 from app.engine.stage import StageLimits
 from app.engine.states import state_row_bytes
 from app.errors import ConfigError
+from app.units import mib
 
 #: Cells come in these steps, which are also those in which attention looks at the cache.
 STEP_CELLS = 256
@@ -66,7 +68,9 @@ def choose_sizes(model: Model, devices: Sequence[Device], wishes: SizeWishes) ->
 
     if wishes.ctx_size:
         return _sizes(model, wanted_cells, largest_of(n_wanted, lambda n: fits(wanted_cells, n)), wishes)
-    n_cells = largest_that_fits(wanted_cells, lambda n: fits(n, 0))
+    least_bytes = needed_bytes(model, _sizes(model, STEP_CELLS, 0, wishes).limits)
+    what = f"{mib(least_bytes)} with the model, where there are {offers(budgets)}, with {SPARE:.0%} left to spare"
+    n_cells = largest_that_fits(wanted_cells, lambda n: fits(n, 0), what)
     least_cells = max(STEP_CELLS, int(n_cells * CONTEXT_SHARE))
     n_snapshots = largest_of(n_wanted, lambda n: fits(least_cells, n))
     return _sizes(model, largest_that_fits(n_cells, lambda n: fits(n, n_snapshots)), n_snapshots, wishes)
@@ -128,15 +132,15 @@ def largest_of(most: int, fits: Callable[[int], bool]) -> int:
     return low
 
 
-def largest_that_fits(wanted_cells: int, fits: Callable[[int], bool]) -> int:
+def largest_that_fits(wanted_cells: int, fits: Callable[[int], bool], least: str = "too much") -> int:
     """The largest multiple of the step up to `wanted_cells` for which `fits` holds; smaller ones fit if larger do.
 
-    Raises ConfigError when not even one step fits.
+    Raises ConfigError when not even one step fits; `least` says what that would take, and of what.
     """
     steps = largest_of(wanted_cells // STEP_CELLS, lambda n: fits(n * STEP_CELLS))
     if steps == 0:
         raise ConfigError(
-            f"the devices have no room for a context of even {STEP_CELLS} tokens beside the model; "
+            f"the devices have no room for a context of even {STEP_CELLS} tokens: that takes {least}; "
             f"add devices, free memory on them, or choose a smaller quantization"
         )
     return steps * STEP_CELLS

@@ -19,8 +19,10 @@ PROMPT_ROWS = 32
 MIN_CHUNK = 96
 #: What old measurements still count after a new one.
 _MEMORY = 0.95
-#: How much the guess about what is fixed counts, and how much that cells cost nothing, beside one measurement.
-_GUESS, _NO_CELLS = 0.3, 0.05
+#: How much the guess about what is fixed counts, and how much that cells cost nothing, beside one measurement. Chunks
+#: of a prompt are much alike, so what is fixed of their times is noise for the most part; and chunks of other sizes
+#: need programs of their own, which cost more than the best size gains.
+_DECODE_GUESS, _PROMPT_GUESS, _NO_CELLS = 0.3, 1.0, 0.05
 #: Sizes of decode steps measured so often have an own factor, since kernels take some sizes in steps.
 TRUSTED_AFTER = 3
 _NEW_FACTOR = 0.2
@@ -32,6 +34,7 @@ _Vector = tuple[float, float, float]
 class _Fit:
     """Seconds = fixed + row * rows + cell * cells, by least squares of relative errors."""
 
+    guess: float
     sums: list[list[float]] = field(default_factory=lambda: [[0.0] * 3 for _ in range(3)])
     right: list[float] = field(default_factory=lambda: [0.0] * 3)
     most_cells: float = 1.0
@@ -55,7 +58,7 @@ class _Fit:
 
     def _solved(self, scale_s: float) -> _Vector:
         """With the guesses as measurements that always count a little."""
-        guess, none = _GUESS / scale_s, _NO_CELLS * self.most_cells / scale_s
+        guess, none = self.guess / scale_s, _NO_CELLS * self.most_cells / scale_s
         guesses = ((guess, -guess * FIXED_ROWS, 0.0), (0.0, 0.0, none))
         sums = [[self.sums[i][j] + sum(g[i] * g[j] for g in guesses) for j in range(3)] for i in range(3)]
         fixed, row, cell = _solve(sums, self.right)
@@ -80,8 +83,8 @@ def _solve(matrix: list[list[float]], right: list[float]) -> _Vector:
 class _Kind:
     """Prompt chunks or decode steps: behind another ubatch, and from an input to its output when the stage was idle."""
 
-    behind: _Fit = field(default_factory=_Fit)
-    alone: _Fit = field(default_factory=_Fit)
+    behind: _Fit
+    alone: _Fit
     factors: dict[int, tuple[float, int]] = field(default_factory=dict)
 
     @property
@@ -106,12 +109,16 @@ class _Kind:
         return fit.seconds(n_rows, cells) * (factor if is_step else 1.0)
 
 
+def _kind(guess: float) -> _Kind:
+    return _Kind(_Fit(guess), _Fit(guess))
+
+
 @dataclass(slots=True)
 class StageTimes:
     """One stage."""
 
-    _decode: _Kind = field(default_factory=_Kind)
-    _prompt: _Kind = field(default_factory=_Kind)
+    _decode: _Kind = field(default_factory=lambda: _kind(_DECODE_GUESS))
+    _prompt: _Kind = field(default_factory=lambda: _kind(_PROMPT_GUESS))
 
     @property
     def is_measured(self) -> bool:

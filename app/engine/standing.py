@@ -10,7 +10,7 @@ from dataclasses import replace
 from app.engine.executor import Executor
 from app.engine.parts import Recovery
 from app.engine.service import Phase, ServiceStatus
-from app.errors import DeviceLost, TandemError
+from app.errors import DeviceLost, RouteLost, TandemError
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +38,7 @@ class Standing:
         self._recovery = recovery
         self._post = post
         self._fail_all = fail_all
+        self._lost: DeviceLost | None = None
 
     @property
     def can_compute(self) -> bool:
@@ -62,14 +63,15 @@ class Standing:
         A loss is told by the ubatch and by the device itself; only the first of the two counts.
         """
         if isinstance(error, DeviceLost) and not self.can_compute:
-            self._note_another(error.endpoint)
+            self._note_another(error)
             return
         log.error("a ubatch failed: %s", error)
         comes_back = isinstance(error, DeviceLost) and self.status.phase is Phase.READY  # nobody needs it after a drain
         if isinstance(error, DeviceLost) and comes_back:
             self.n_losses += 1
+            self._lost = error
             self.status = ServiceStatus(
-                phase=Phase.DEGRADED, detail=str(error.cause), lost_devices=(error.endpoint,), progress=0.0
+                phase=Phase.DEGRADED, detail=str(error.cause), lost_devices=error.endpoints, progress=0.0
             )
         self._fail_all(error)
         self.executor.forget_inputs()
@@ -77,23 +79,34 @@ class Standing:
             recover = (self._recovery, error)
             threading.Thread(target=self._recover, args=recover, name="engine-recovery", daemon=True).start()
 
-    def _note_another(self, endpoint: str) -> None:
+    def _note_another(self, error: DeviceLost) -> None:
+        """One more is lost; or one that had only seemed to have lost its connection to another."""
         status = self.status
-        if status.phase is Phase.DEGRADED and endpoint not in status.lost_devices:
-            self.status = replace(status, lost_devices=(*status.lost_devices, endpoint))
+        if status.phase is not Phase.DEGRADED or isinstance(error, RouteLost):
+            return
+        if isinstance(self._lost, RouteLost):
+            self._lost = error
+            self.status = replace(status, detail=error.cause, lost_devices=error.endpoints)
+        elif error.endpoint not in status.lost_devices:
+            self.status = replace(status, lost_devices=(*status.lost_devices, error.endpoint))
+
+    def _note_attempt(self, reason: str) -> None:
+        """Why the latest attempt to go on has failed, on the engine's thread."""
+        if self.status.phase is Phase.DEGRADED:
+            self.status = replace(self.status, detail=reason)
 
     def _recover(self, recovery: Recovery, lost: DeviceLost) -> None:
         """On a thread of its own: wait for the device to come back, then hand the new stages to the engine."""
         try:
-            executor = recovery(self.executor, lost)
+            executor = recovery(self.executor, lost, lambda reason: self._post(lambda: self._note_attempt(reason)))
         except Exception as error:  # whatever it was, the server must say that it will not come back by itself
             log.error("recovery from the loss of %s failed for good: %s", lost.endpoint, error)
-            self.status = ServiceStatus(phase=Phase.FAILED, detail=str(error), lost_devices=(lost.endpoint,))
+            self.status = ServiceStatus(phase=Phase.FAILED, detail=str(error), lost_devices=lost.endpoints)
             return
         self._post(lambda: self._resume(executor))
 
     def _resume(self, executor: Executor) -> None:
         self.executor = executor
+        self.watch_devices()
         self.status = ServiceStatus(phase=Phase.READY, progress=1.0)
         log.info("all devices stand again")
-        self.watch_devices()

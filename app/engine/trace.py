@@ -51,8 +51,11 @@ class UbatchMarks:
         return marks
 
     def on_sent(self, marks: StageMarks) -> Callable[[Future[Any]], None]:
-        def note(_: Future[Any]) -> None:
-            marks.sent_s = self.clock()
+        """The value of a future may be how many seconds ago it was."""
+
+        def note(sent: Future[Any]) -> None:
+            known = not sent.cancelled() and sent.exception() is None
+            marks.sent_s = self.clock() - (known and sent.result() or 0.0)
 
         return note
 

@@ -61,12 +61,21 @@ class Answers:
         self._check = check
         self._on_error = on_error
         self._waiting: deque[Callable[[], None]] = deque()
+        #: An answer that leaves in front of the next one.
+        self._held: Callable[[], bytes] | None = None
         self._wake = threading.Condition()
         self._closed = False
         self._thread: threading.Thread | None = None
 
-    def send(self, *buffers: bytes | memoryview) -> None:
+    @property
+    def are_sent(self) -> bool:
+        """Whether nothing waits."""
+        return not self._waiting
+
+    def send(self, *buffers: bytes | bytearray | memoryview) -> None:
         """Send an answer, or queue it behind those that wait; `buffers` must stay as they are."""
+        if self._held is not None:
+            buffers = (self._take_held(), *buffers)
         if self._waiting:  # nobody else adds any: without one there is nothing to wait for
             with self._wake:
                 self._wait_for_room()
@@ -74,6 +83,21 @@ class Answers:
                     self._waiting.append(lambda: self._socket.send(*buffers))
                     return
         self._socket.send(*buffers)
+
+    def hold(self, make: Callable[[], bytes]) -> None:
+        """Have an answer, made then, leave together with the next one: only where that is sure to come soon."""
+        self.release()
+        self._held = make
+
+    def release(self) -> None:
+        """Send what is held, if anything."""
+        if self._held is not None:
+            self.send()
+
+    def _take_held(self) -> bytes:
+        assert self._held is not None
+        make, self._held = self._held, None
+        return make()
 
     def send_later(self, ready: Future[Any], *buffers: bytes | memoryview, then: Callable[[], None]) -> None:
         """Send an answer when a future has resolved; `then` is called when `buffers` may change again."""
@@ -83,6 +107,7 @@ class Answers:
         self, ready: Future[Any], make: Callable[[], Sequence[bytes | memoryview]], *, then: Callable[[], None]
     ) -> None:
         """As `send_later`, with an answer that is made when the future has resolved; making it may take its time."""
+        self.release()
 
         def answer() -> None:
             try:

@@ -63,6 +63,22 @@ class ClientSocket:
         """The next request if all of it is here already. Raises RemoteProtocolError."""
         return self._parser.next_request()
 
+    def request_in_sight(self) -> Request | None:
+        """The next request if all of it has come, be it unread; views of the last one are not valid any more.
+
+        Raises RemoteProtocolError; what else is wrong with the connection is for the next wait to find.
+        """
+        request = self._parser.next_request()
+        if request is None:
+            try:
+                n = self._sock.recv_into(self._parser.space(), 0, socket.MSG_DONTWAIT)
+            except OSError:
+                return None
+            if n:
+                self._parser.received(n)
+                request = self._parser.next_request()
+        return request
+
     def receive_payload(self, target: memoryview) -> None:
         """The next `len(target)` bytes of bulk data. Raises RemoteProtocolError, EOFError, OSError."""
         parser = self._parser
@@ -76,7 +92,7 @@ class ClientSocket:
             parser.passed(n)
             target = target[n:]
 
-    def send(self, *buffers: bytes | memoryview) -> None:
+    def send(self, *buffers: bytes | bytearray | memoryview) -> None:
         """A whole answer, however slowly it is taken; views are of bytes. Raises RemoteProtocolError, OSError."""
         try:
             n = self._sock.sendmsg(buffers)

@@ -45,7 +45,13 @@ def graph_drop(session: Session, request: m.GraphDrop) -> None:
 
 
 def _run(session: Session, graph: Graph) -> None:
-    """A graph that failed has no answer that could say so: the session ends."""
+    go_on = session.look_ahead()
+    start(session, graph)
+    go_on()
+
+
+def start(session: Session, graph: Graph) -> None:
+    """Run a graph. One that failed has no answer that could say so: the session ends."""
 
     def ran(event: Future[None]) -> None:
         if (error := event.exception()) is not None:
@@ -53,10 +59,8 @@ def _run(session: Session, graph: Graph) -> None:
                 log.error("a bug in this worker ended a graph of client %s", session.client, exc_info=error)
             session.fail(f"a graph failed: {error}")
 
-    go_on = session.look_ahead()
     session.workload.run(graph).add_done_callback(ran)
     session.check()
-    go_on()
 
 
 HANDLERS: Mapping[Command, Callable[[Session, Any], None]] = {

@@ -20,6 +20,9 @@ from app.rpc.token import Token
 #: More devices than any machine has; bounds what a peer can make us open.
 MAX_DEVICES = 256
 
+#: A longer name of a worker's process is cut.
+MAX_IDENTITY = 64
+
 #: Weights longer than this are offered by their hash before they are sent. Stock workers keep only such large ones.
 OFFERS_ABOVE_BYTES_STOCK = 10 << 20
 OFFERS_ABOVE_BYTES_TANDEM = 4 << 10
@@ -42,18 +45,18 @@ def connect(
     timeouts = timeouts or Timeouts()
     dial = dial or tcp_dial(endpoint, timeouts)
 
-    def open_one() -> Dispatcher:
-        sock, peer = dial_and_greet(dial, endpoint, timeouts, token)
+    def open_one(*, is_first: bool) -> Dispatcher:
+        sock, peer = dial_and_greet(dial, endpoint, timeouts, token, warns=is_first)
         return Dispatcher(sock, peer, endpoint, timeouts)
 
-    first = open_one()
+    first = open_one(is_first=True)
     opened = [first]
     try:
         count = int(first.ask(DeviceCount()).result().value)
         if not 0 < count <= MAX_DEVICES:
             raise DeviceError(f"worker {endpoint} announces {count} devices, but must have 1 to {MAX_DEVICES}")
         if first.peer.is_tandem:
-            opened += [open_one() for _ in range(count)]
+            opened += [open_one(is_first=False) for _ in range(count)]
             links = [Link(dispatcher, 1) for dispatcher in opened[:count]]
         else:
             links = [Link(first, count)] * count
@@ -75,7 +78,8 @@ def _devices(links: Sequence[Link], told: _Description, first_index: int) -> lis
     for index, link in enumerate(links):
         name = f"RPC{first_index + index}[{link.endpoint}]"
         caps = _caps(link, index, told.devices[index])
-        link.pushes, link.selects_rows = told.pushes, told.selects_rows
+        link.pushes, link.selects_rows, link.takes_turns = told.pushes, told.selects_rows, told.takes_turns
+        link.identity = told.identity
         devices.append(RpcDevice(name, link, index, caps, offers_above_bytes=told.offers_above_bytes))
     return devices
 
@@ -101,6 +105,8 @@ class _Description:
     offers_above_bytes: int | None
     pushes: bool = False
     selects_rows: bool = False
+    takes_turns: bool = False
+    identity: str = ""
 
 
 def _describe(dispatcher: Dispatcher, count: int) -> _Description:
@@ -114,10 +120,11 @@ def _describe(dispatcher: Dispatcher, count: int) -> _Description:
         told = json.loads(bytes(dispatcher.ask(Describe()).result()))
         devices = [{key: str(device[key]) for key in ("kernel_variant", "description")} for device in told["devices"]]
         keeps_weights = bool(told["keeps_weights"])
-        pushes, selects_rows = bool(told.get("pushes")), bool(told.get("selects_rows"))
+        identity = str(told.get("identity", ""))[:MAX_IDENTITY]
+        can = {what: bool(told.get(what)) for what in ("pushes", "selects_rows", "takes_turns")}
     except (ValueError, KeyError, TypeError) as error:
         raise RemoteProtocolError(f"worker {dispatcher.endpoint} describes its devices unreadably: {error}") from error
     if len(devices) != count:
         raise RemoteProtocolError(f"worker {dispatcher.endpoint} describes {len(devices)} devices, not {count}")
     offers_above_bytes = OFFERS_ABOVE_BYTES_TANDEM if keeps_weights else None
-    return _Description(devices, offers_above_bytes, pushes, selects_rows)
+    return _Description(devices, offers_above_bytes, identity=identity, **can)

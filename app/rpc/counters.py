@@ -1,4 +1,4 @@
-"""What one connection did, for metrics and logs."""
+"""What one connection counts as it goes."""
 
 from __future__ import annotations
 
@@ -26,18 +26,3 @@ class Counters:
         self.answers += 1
         self.round_trip_s += seconds
         self.round_trips[min(int(seconds * 1e6).bit_length(), N_BUCKETS - 1)] += 1
-
-
-@dataclass(frozen=True, slots=True)
-class ConnectionStats:
-    """A snapshot. `queued` commands are not written yet, `in_flight` ones wait for their answer."""
-
-    endpoint: str
-    commands: dict[str, int]
-    sent_bytes: int
-    received_bytes: int
-    answers: int
-    round_trip_s: float
-    round_trips: tuple[int, ...]
-    queued: int
-    in_flight: int

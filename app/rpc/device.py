@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TypeVar
 
+from app.engine.connection import ConnectionStats
 from app.engine.device import Device, DeviceCaps, DeviceMemory, Handle, Payload, WeightHint, check_target
 from app.engine.ggml import MAX_SRC, TRAITS, Op
 from app.engine.opcheck import check_program
@@ -323,6 +324,10 @@ class RpcDevice(Device):
 
     def watch(self, on_lost: Callable[[DeviceLost], None]) -> None:
         self.link.dispatcher.watch(on_lost)
+
+    @property
+    def connection(self) -> ConnectionStats | None:
+        return self.link.dispatcher.stats()
 
     def close(self) -> None:
         with self.link.lock:

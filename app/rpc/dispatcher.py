@@ -11,6 +11,7 @@ When the connection is lost, everything pending and everything submitted later f
 
 from __future__ import annotations
 
+import itertools
 import socket
 import threading
 from collections import deque
@@ -18,10 +19,11 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
+from app.engine.connection import ConnectionStats
 from app.errors import DeviceLost
 from app.rpc.answer_reader import AnswerReader, cause_of
 from app.rpc.awaited import Awaited
-from app.rpc.counters import ConnectionStats, Counters
+from app.rpc.counters import Counters
 from app.rpc.endpoint import Timeouts
 from app.rpc.handshake import Peer
 from app.rpc.messages import Request
@@ -33,12 +35,16 @@ from app.rpc.specs import answer_range
 #: The most bytes a submitting thread sends by itself; more would hold it up for longer than waking a thread costs.
 INLINE_BYTES = 128 << 10
 
+#: Connections of this process, by which their numbers can be told apart in metrics.
+_numbers = itertools.count(1)
+
 
 class Dispatcher:
     """Owns a greeted socket. `close` it in the end; it may be called from any thread and more than once."""
 
     def __init__(self, sock: socket.socket, peer: Peer, endpoint: str, timeouts: Timeouts) -> None:
         self.endpoint = endpoint
+        self.number = next(_numbers)
         self.peer = peer
         self.counters = Counters()
         self.sock = sock
@@ -146,7 +152,9 @@ class Dispatcher:
         with self.lock:
             c = self.counters
             return ConnectionStats(
+                number=self.number,
                 endpoint=self.endpoint,
+                is_up=self._lost is None,
                 commands=dict(c.commands),
                 sent_bytes=c.sent_bytes,
                 received_bytes=c.received_bytes,

@@ -33,6 +33,8 @@ class Timeouts:
 
 def parse_endpoint(text: str) -> tuple[str, int]:
     """`host`, `host:port`, `[v6]:port` to host and port. Raises ConfigError."""
+    if "://" in text:
+        raise ConfigError(f"endpoint {text!r} has a scheme; write host:port alone")
     host, colon, port = text.strip().rpartition(":")
     if not colon or (":" in host and not host.endswith("]")):  # no port, or a bare IPv6 address
         host, port = text.strip(), str(DEFAULT_PORT)
@@ -40,6 +42,11 @@ def parse_endpoint(text: str) -> tuple[str, int]:
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise ConfigError(f"endpoint {text!r} is not host:port; write for example 192.168.1.20:{DEFAULT_PORT}")
     return host, int(port)
+
+
+def write_endpoint(host: str, port: int) -> str:
+    """What `parse_endpoint` reads."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def tcp_dial(endpoint: str, timeouts: Timeouts) -> Dial:

@@ -64,8 +64,9 @@ def describe(session: Session, request: m.Describe) -> None:
     devices: list[dict[str, str]] = [
         {"kind": c.kind, "kernel_variant": c.kernel_variant, "description": c.description or c.kind} for c in caps
     ]
-    told = {"devices": devices, "keeps_weights": not session.worker.weights.is_empty}
-    session.answer_text(json.dumps({**told, "pushes": True, "selects_rows": True}).encode())
+    worker = session.worker
+    told = {"devices": devices, "keeps_weights": not worker.weights.is_empty, "identity": worker.identity}
+    session.answer_text(json.dumps({**told, "pushes": True, "selects_rows": True, "takes_turns": True}).encode())
 
 
 def ping(session: Session, request: m.Ping) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from app.engine.device import Handle
 from app.engine.program import Buffer
@@ -26,6 +27,8 @@ class Graph:
     station: Station
     handle: Handle
     buffers: frozenset[Buffer]
+    #: What `turns` has planned with it.
+    turns: dict[object, Any] = field(default_factory=dict, compare=False)
 
     def release(self) -> None:
         self.station.device.release(self.handle)

@@ -37,18 +37,19 @@ class Peer:
 
 
 def dial_and_greet(
-    dial: Dial, endpoint: str, timeouts: Timeouts, token: Token | None = None
+    dial: Dial, endpoint: str, timeouts: Timeouts, token: Token | None = None, *, warns: bool = True
 ) -> tuple[socket.socket, Peer]:
     """A greeted connection; with a token, one on which both sides have proved that they hold it, if the worker has one.
 
-    Raises DeviceLost, RemoteProtocolError (not a worker), VersionMismatch and AccessDenied.
+    With `warns`, a worker that has no token is told in the log; say so for one of its connections alone. Raises
+    DeviceLost, RemoteProtocolError (not a worker), VersionMismatch and AccessDenied.
     """
     sock = dial()
     try:
         tune(sock)
         peer = _greet(sock, endpoint, timeouts)
         if token is not None:
-            _authenticate(sock, peer, endpoint, token)
+            _authenticate(sock, peer, endpoint, token, warns)
         return sock, peer
     except BaseException:
         sock.close()
@@ -88,12 +89,14 @@ def _greet(sock: socket.socket, endpoint: str, timeouts: Timeouts) -> Peer:
     return Peer(version, answer.patch, answer.pad == TANDEM_PAD)
 
 
-def _authenticate(sock: socket.socket, peer: Peer, endpoint: str, token: Token) -> None:
+def _authenticate(sock: socket.socket, peer: Peer, endpoint: str, token: Token, warns: bool) -> None:
+    level = logging.WARNING if warns else logging.DEBUG
     if not peer.is_tandem:
-        log.warning("worker %s is a stock one and knows no token: whoever reaches it can use it", endpoint)
+        log.log(level, "worker %s is a stock one and knows no token: whoever reaches it can use it", endpoint)
         return
     try:
-        prove(sock, peer, endpoint, token)
+        if not prove(sock, peer, endpoint, token):
+            log.log(level, "worker %s asks for no token: whoever reaches it can use it", endpoint)
     except (EOFError, OSError) as error:
         cause = str(error) or "the worker hung up"
         raise DeviceLost(endpoint, f"while both sides showed their token: {cause}", command="AUTH_PROVE") from error

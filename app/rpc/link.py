@@ -44,6 +44,10 @@ class Link:
         self.pushes = False
         #: Whether the worker looks through rows of logits.
         self.selects_rows = False
+        #: Whether it does a decode step that comes as one request.
+        self.takes_turns = False
+        #: What a Tandem worker calls its own process, whatever endpoint leads to it; "" if it does not say.
+        self.identity = ""
         self._users = users
         self._next_graph_id = 1
 

@@ -236,6 +236,19 @@ class ReadRows:
 
 
 @dataclass(frozen=True, slots=True)
+class TakeTurn:
+    """WRITE_BATCH, GRAPH_RUN and READ_ROWS in one. `tail` is the wishes, then the items of writes."""
+
+    command: ClassVar[Command] = Command.TAKE_TURN
+    device: int
+    graph_id: int
+    address: int
+    n_columns: int
+    wishes_bytes: int
+    tail: memoryview
+
+
+@dataclass(frozen=True, slots=True)
 class Ping:
     """Ask for the same number back; answered without touching any device."""
 
@@ -297,8 +310,25 @@ class Push:
 
 
 @dataclass(frozen=True, slots=True)
+class PushTurn:
+    """WRITE_BATCH, GRAPH_RUN and PUSH in one. `items` are those of writes."""
+
+    command: ClassVar[Command] = Command.PUSH_TURN
+    device: int
+    graph_id: int
+    address: int
+    size_bytes: int
+    route: int
+    sequence: int
+    items: memoryview
+
+
+@dataclass(frozen=True, slots=True)
 class PushTake:
-    """Have a receiver wait for a push and put it here. The answer is 1, or 0 if it will not come."""
+    """Have a receiver wait for a push and put it here. The answer is 0 if it will not come.
+
+    Else it is 1 more than the microseconds for which it had been there: the answer may leave with the next one.
+    """
 
     command: ClassVar[Command] = Command.PUSH_TAKE
     route: int
@@ -376,6 +406,6 @@ Request = (
     | SetTensorHash | GetTensor | CopyTensor | GetDeviceMemory | InitTensor | GetAllocSize | DeviceCount
     | GraphRecompute | MemsetTensor | GraphCompute | Describe | GraphStore | GraphRun | GraphDrop | WriteBatch
     | ReadRegion | Ping | AuthChallenge | AuthProve
-    | ReadRows | PushAccept | PushConnect | PushAttach | Push | PushTake | PushData
+    | ReadRows | TakeTurn | PushAccept | PushConnect | PushAttach | Push | PushTurn | PushTake | PushData
 )  # fmt: skip
 Answer = HelloAnswer | Allocated | Value | MemoryAnswer | Challenge | Proof | Ticket

@@ -58,7 +58,7 @@ class Answer:
 class Entry:
     """One command on its way out. `frame` is everything but the payload, `sent` resolves when all bytes have left.
 
-    `riders` are commands in front of it in the same frame; they are sent even when the command itself is not.
+    `riders` are commands in front of it in the same frame; `remainder` is sent even when the command itself is not.
     """
 
     command: str
@@ -71,7 +71,7 @@ class Entry:
     lane: LaneState | None = None
     surfaces: bool = False
     riders: tuple[str, ...] = ()
-    rider_bytes: int = 0
+    remainder: bytes | bytearray = b""
 
     def fail(self, error: BaseException) -> None:
         """Tell whoever waits for this command."""
@@ -90,6 +90,19 @@ class Batch:
     n_bytes: int = 0
     failed: list[tuple[Entry, BaseException]] = field(default_factory=list)
     skipped: list[Entry] = field(default_factory=list)
+
+    def fail(self, entry: Entry, error: BaseException) -> None:
+        self.failed.append((entry, error))
+        self._add_remainder(entry)
+
+    def skip(self, entry: Entry) -> None:
+        self.skipped.append(entry)
+        self._add_remainder(entry)
+
+    def _add_remainder(self, entry: Entry) -> None:
+        if entry.remainder:
+            self.buffers.append(entry.remainder)
+            self.n_bytes += len(entry.remainder)
 
 
 class Outbox:
@@ -132,16 +145,13 @@ class Outbox:
             except (Exception, CancelledError) as error:
                 if lane is not None and lane.error is None:
                     lane.error = error
-                batch.failed.append((entry, error))
+                batch.fail(entry, error)
                 return
             if not wanted:
-                batch.skipped.append(entry)
+                batch.skip(entry)
                 return
         if entry.surfaces and lane is not None and (known := lane.take()) is not None:
-            batch.failed.append((entry, known))
-            if entry.rider_bytes:
-                batch.buffers.append(memoryview(entry.frame)[: entry.rider_bytes])
-                batch.n_bytes += entry.rider_bytes
+            batch.fail(entry, known)
             return
         batch.entries.append(entry)
         batch.buffers.append(entry.frame)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import socket
 from typing import TYPE_CHECKING, Any
 
@@ -15,22 +14,19 @@ from app.rpc.token import Nonces, Role, Token, new_nonce
 if TYPE_CHECKING:
     from app.rpc.handshake import Peer
 
-log = logging.getLogger(__name__)
 
-
-def prove(sock: socket.socket, peer: Peer, endpoint: str, token: Token) -> None:
+def prove(sock: socket.socket, peer: Peer, endpoint: str, token: Token) -> bool:
     """Both sides prove themselves on a fresh connection to a Tandem worker.
 
-    A worker without a token is taken as it is, like a stock one. Raises AccessDenied, RemoteProtocolError, EOFError,
-    OSError.
+    False: the worker has no token and is taken as it is, like a stock one. Raises AccessDenied,
+    RemoteProtocolError, EOFError, OSError.
     """
     parser = AnswerParser()
     parser.understands_notices = True
     own_nonce = new_nonce()
     challenge: Challenge = ask(sock, parser, peer, AuthChallenge(own_nonce))
     if not challenge.demanded:
-        log.warning("worker %s asks for no token: whoever reaches it can use it", endpoint)
-        return
+        return False
     nonces = Nonces(own_nonce, challenge.nonce)
     try:
         answer: Proof = ask(sock, parser, peer, AuthProve(token.proof(Role.CLIENT, nonces)))
@@ -38,6 +34,7 @@ def prove(sock: socket.socket, peer: Peer, endpoint: str, token: Token) -> None:
         raise AccessDenied(endpoint, str(error)) from error
     if not token.is_proved(answer.proof, Role.WORKER, nonces):
         raise AccessDenied(endpoint, "it does not hold the token itself; is this the right worker?")
+    return True
 
 
 def ask(sock: socket.socket, parser: AnswerParser, peer: Peer, request: Request) -> Any:

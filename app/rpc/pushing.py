@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from app.errors import RemoteProtocolError, TandemError
@@ -11,8 +13,8 @@ from app.rpc import messages as m
 from app.rpc.answers import STAGING_BYTES
 from app.rpc.inlets import Inlet, Inlets
 from app.rpc.outlets import Outlet
-from app.rpc.receiving import receive
-from app.rpc.wire import Command
+from app.rpc.receiving import OVERLAP_BYTES, receive
+from app.rpc.wire import U32_MAX, Command
 
 if TYPE_CHECKING:
     from app.rpc.session import Session
@@ -130,10 +132,16 @@ def push_data(session: Session, request: m.PushData) -> None:
 # -- using it ---------------------------------------------------------------------------------------------------------
 
 
+def checked_outlet(session: Session, request: m.Push) -> Outlet:
+    """Where a push is to go. Raises RemoteProtocolError for one that makes no sense."""
+    _checked(request.size_bytes)
+    return session.routes.outgoing(request.route)
+
+
 def push(session: Session, request: m.Push) -> None:
     """Sent when everything before is done, while the device computes what comes next."""
-    outlet = session.routes.outgoing(request.route)
-    size = _checked(request.size_bytes)
+    outlet = checked_outlet(session, request)
+    size = request.size_bytes
     spot = session.holdings.at(request.address, size)
     computing = session.workload.is_computing(spot.station)
     if (computing or size > INLINE_PUSH_BYTES) and (staged := session.staging.take(size)) is not None:
@@ -154,18 +162,31 @@ def push(session: Session, request: m.Push) -> None:
 
 
 def push_take(session: Session, request: m.PushTake) -> None:
-    """Whatever was asked later waits for this push: it may need it. A failed route does not end the session."""
+    """Whatever was asked later waits for this push: it may need it. A failed route does not end the session.
+
+    If a turn comes next, its result is what the client waits for, and the answer to a short push leaves with it.
+    """
     inlet = session.routes.incoming(request.route)
     size = _checked(request.size_bytes)
     spot = session.holdings.at(request.address, size)
     has_come = True
+    is_for_turn = size < OVERLAP_BYTES and isinstance(session.peek(), m.TakeTurn | m.PushTurn)
     try:
         receive(session, inlet.next(request.sequence, size, session.socket), spot, size)
     except (EOFError, OSError, RemoteProtocolError) as error:
         log.warning("push %d to client %s will not come: %s", request.sequence, session.client, error)
         inlet.close()
         has_come = False
-    session.answer(request.command, m.Value(int(has_come)))
+    answered = partial(_age_of, session, request, time.monotonic() if has_come else None)
+    if is_for_turn:
+        session.answers.hold(answered)
+    else:
+        session.answers.send(answered())
+
+
+def _age_of(session: Session, request: m.PushTake, arrived_s: float | None) -> bytes:
+    age_us = -1 if arrived_s is None else int((time.monotonic() - arrived_s) * 1e6)
+    return session.encode(request.command, m.Value(min(age_us + 1, U32_MAX)))
 
 
 def _checked(size_bytes: int) -> int:

@@ -119,8 +119,12 @@ def set_tensor_hash(session: Session, request: m.SetTensorHash) -> None:
 
 
 def write_batch(session: Session, request: m.WriteBatch) -> None:
+    write_items(session, request.items)
+
+
+def write_items(session: Session, items: memoryview) -> None:
     """Nothing is written before everything was checked."""
-    writes = _spots(session, request.items)
+    writes = _spots(session, items)
     at = 0
     while at < len(writes):
         end = at + 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import Any
 
 from app.engine.program import Buffer
 from app.engine.route import Departure, Route
-from app.errors import DeviceLost
+from app.errors import RouteLost
 from app.rpc.link import Link
 from app.rpc.messages import Push, PushAccept, PushConnect, PushTake, Ticket, Value
 from app.rpc.outbox import settle
@@ -24,6 +25,10 @@ ROUTE = 0
 
 #: Longer boundaries are pushed in pieces: a worker keeps a push in memory until it has left.
 PIECE_BYTES = 32 << 20
+
+#: So long after a push has failed it is certain which worker has died, if one has: its end of all connections closes
+#: with it, but who hears of which first is chance.
+BLAME_AFTER_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,28 +80,42 @@ class RpcRoute(Route):
         sent: Future[None] = Future()
         self._sequence += 1
         request = Push(ROUTE, self._sequence, address, n)
-        left = self._proved(self._source.sender.ask_in_lane(request, surfaces=True, sent=sent))
+        left = self._proved(self._source.sender.push(request, sent))
         return Piece(self, self._sequence, n, sent, left)
 
-    def take(self, piece: Piece, target: Buffer, offset: int) -> Future[Any]:
+    def take(self, piece: Piece, target: Buffer, offset: int) -> Future[float]:
         address = self._target.address(target, offset, piece.n_bytes)
         request = PushTake(ROUTE, piece.sequence, address, piece.n_bytes)
-        return self._proved(self._target.sender.ask_in_lane(request, surfaces=False, gate=piece.sent))
+        return self._proved(self._target.sender.ask_in_lane(request, gate=piece.sent))
 
-    def _proved(self, answer: Future[Value]) -> Future[Any]:
-        """Fails if the answer is that the route has failed."""
-        proved: Future[Any] = Future()
+    def _proved(self, answer: Future[Value]) -> Future[float]:
+        """Fails if the answer is that the route has failed. Its value is how old the answer is, in seconds."""
+        proved: Future[float] = Future()
 
         def answered(answer: Future[Value]) -> None:
-            error = answer.exception()
-            if error is None and not answer.result().value:
+            error, age_s = answer.exception(), 0.0
+            if error is None and answer.result().value:
+                age_s = (answer.result().value - 1) / 1e6
+            elif error is None:
                 self._failed = True
-                between = f"{self._source.link.endpoint} -> {self._target.link.endpoint}"
-                error = DeviceLost(between, "the connection from worker to worker has failed", command="PUSH")
-            settle(proved, error=error)
+                self._blame(proved)
+                return
+            settle(proved, age_s, error=error)
 
         answer.add_done_callback(answered)
         return proved
+
+    def _blame(self, proved: Future[float]) -> None:
+        """Fail with what was lost: a worker, of which its own connection tells about now; else the route alone."""
+
+        def fail() -> None:
+            ends = (self._source.link.dispatcher, self._target.link.dispatcher)
+            died = next((end.lost for end in ends if end.lost is not None), None)
+            settle(proved, error=died or RouteLost(*(end.endpoint for end in ends)))
+
+        timer = threading.Timer(BLAME_AFTER_S, fail)
+        timer.daemon = True
+        timer.start()
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +136,7 @@ class RpcDeparture(Departure):
         self.pieces = pieces
         self.left = pieces[-1].left
 
-    def arrive(self, target: Buffer, offset: int) -> Future[Any]:
+    def arrive(self, target: Buffer, offset: int) -> Future[float]:
         for piece in self.pieces:
             arrived = piece.route.take(piece, target, offset)
             offset += piece.n_bytes

@@ -6,14 +6,15 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-from app.engine.rows import RowSelection
+from app.engine.rows import F32_BYTES, WHOLE, RowSelection
 from app.errors import DeviceLost
 from app.rpc.awaited import Awaited
 from app.rpc.hasher import HASH_BYTES, Hasher
 from app.rpc.link import Link, RpcBuffer
-from app.rpc.messages import CopyTensor, ReadRows, Request, SetTensorHash, Value
+from app.rpc.messages import CopyTensor, Push, PushTurn, ReadRows, Request, SetTensorHash, TakeTurn, Value
 from app.rpc.outbox import SKIP, Answer, Entry, LaneState, settle
 from app.rpc.protocol import encode
+from app.rpc.specs import answer_range
 from app.rpc.transfers import MAX_WAITING_BYTES, Riders, chunks, get_frame, set_frame
 from app.rpc.wire import region
 
@@ -41,7 +42,7 @@ class Sender:
             riding, riders = self._riders.take()
             entry = Entry(command, frame, answer=answer, lane=self._lane, surfaces=answer is not None)
             if riders:
-                entry.frame, entry.riders, entry.rider_bytes = riding + frame, riders, len(riding)
+                entry.frame, entry.riders, entry.remainder = riding + frame, riders, riding
             self._link.dispatcher.submit(entry)
 
     def run(self, command: str, frame: bytes) -> None:
@@ -52,7 +53,7 @@ class Sender:
             self.submit(command, frame)
             return
         with self._link.lock:
-            self._riders.add_command(command, frame)
+            self._riders.add_run(command, frame)
             if len(self._riders) > MAX_WAITING_BYTES:
                 self.flush()
 
@@ -66,20 +67,54 @@ class Sender:
             self.flush()
             return self._link.dispatcher.ask(request, tail=tail)
 
-    def ask_in_lane(
-        self,
-        request: Request,
-        *,
-        surfaces: bool,
-        gate: Future[Any] | None = None,
-        sent: Future[None] | None = None,
-    ) -> Future[Any]:
-        """Queue a question that has its place in the lane; with `surfaces` it fails, as a read does, with what went
-        wrong before. What opens or fails its gate opens or fails it.
+    def ask_in_lane(self, request: Request, *, gate: Future[Any]) -> Future[Any]:
+        """Queue a question that has its place in the lane, in one frame with what waits. What opens or fails its gate
+        opens or fails it.
         """
         with self._link.lock:
-            self.flush()
-            return self._link.dispatcher.ask(request, gate=gate, lane=self._lane, surfaces=surfaces, sent=sent)
+            riding, riders = self._riders.take()
+            name, answer, frame = self._question(request)
+            opened = gate.done() and not gate.cancelled() and gate.exception() is None
+            entry = Entry(name, riding + frame, gate=None if opened else gate, answer=answer, lane=self._lane)
+            entry.riders, entry.remainder = riders, riding
+            self._link.dispatcher.submit(entry)
+        return answer.future
+
+    def push(self, request: Push, sent: Future[None]) -> Future[Any]:
+        """Have the worker push what a run leaves, as one turn with the run if that is all that waits.
+
+        It fails, as a read does, with what went wrong in the lane before. `sent` resolves when it has left.
+        """
+        with self._link.lock:
+            turn = self._riders.take_turn() if self._link.takes_turns else None
+            riding, riders = self._riders.take() if turn is None else (turn.otherwise, ())
+            asked: Push | PushTurn = request
+            if turn is not None:
+                asked = PushTurn(
+                    turn.device,
+                    turn.graph_id,
+                    request.address,
+                    request.size_bytes,
+                    request.route,
+                    request.sequence,
+                    memoryview(turn.items),
+                )
+            name, answer, frame = self._question(asked, b"" if turn is None else turn.items)
+            if turn is None:
+                frame = riding + frame
+            entry = Entry(name, frame, sent=sent, answer=answer, lane=self._lane, surfaces=True)
+            entry.riders, entry.remainder = riders, riding
+            self._link.dispatcher.submit(entry)
+        return answer.future
+
+    def _question(self, request: Request, tail: bytes | bytearray = b"") -> tuple[str, Answer, bytes | bytearray]:
+        """A command whose answer is a message: its name, the answer, its bytes."""
+        peer, name = self._link.peer, request.command.name
+        spec = peer.specs[request.command]
+        least, most = answer_range(spec, request)
+        decode = None if spec.answer is None else spec.answer.unpack
+        answer = Answer(name, least, most, self._link.dispatcher.awaited(), decode=decode)
+        return name, answer, encode(request, peer.version, len(tail)) + tail
 
     def fail(self, command: str, error: Exception) -> None:
         """Send nothing; the error surfaces at the next read or event, like that of a command that was sent."""
@@ -160,7 +195,9 @@ class Sender:
     def read(self, buffer: RpcBuffer, offset: int, size: int, into: memoryview | None) -> Future[memoryview]:
         future: Awaited[memoryview] = self._link.dispatcher.awaited()
         answer = Answer(self._read_command, size, size, future, into)
-        self.submit(self._read_command, get_frame(buffer, offset, size), answer)
+        wishes = b"" if (offset | size) % F32_BYTES else _ONE_ROW
+        if not self._end_turn(buffer, offset, size // F32_BYTES, wishes, answer):
+            self.submit(self._read_command, get_frame(buffer, offset, size), answer)
         return future
 
     def read_rows(
@@ -168,10 +205,28 @@ class Sender:
     ) -> Future[memoryview]:
         future: Awaited[memoryview] = self._link.dispatcher.awaited()
         size, wishes = rows.n_bytes, rows.packed
-        request = ReadRows(buffer.address.base + offset, rows.n_columns, memoryview(wishes))
-        frame = encode(request, self._link.peer.version, len(wishes)) + wishes
-        self.submit("READ_ROWS", frame, Answer("READ_ROWS", size, size, future, into))
+        answer = Answer("READ_ROWS", size, size, future, into)
+        if not self._end_turn(buffer, offset, rows.n_columns, wishes, answer):
+            request = ReadRows(buffer.address.base + offset, rows.n_columns, memoryview(wishes))
+            self.submit("READ_ROWS", encode(request, self._link.peer.version, len(wishes)) + wishes, answer)
         return future
+
+    def _end_turn(self, buffer: RpcBuffer, offset: int, n_columns: int, wishes: bytes, answer: Answer) -> bool:
+        """Ask for a read and all that waits as one turn, if that is all a turn is."""
+        if not self._link.takes_turns or not wishes:
+            return False
+        with self._link.lock:
+            turn = self._riders.take_turn()
+            if turn is None:
+                return False
+            address = buffer.address.base + offset
+            request = TakeTurn(turn.device, turn.graph_id, address, n_columns, len(wishes), memoryview(b""))
+            tail = wishes + turn.items
+            frame = encode(request, self._link.peer.version, len(tail)) + tail
+            answer.command = "TAKE_TURN"
+            entry = Entry("TAKE_TURN", frame, answer=answer, lane=self._lane, surfaces=True, remainder=turn.otherwise)
+            self._link.dispatcher.submit(entry)
+        return True
 
     # -- copies -----------------------------------------------------------------------------------------------------
 
@@ -224,6 +279,10 @@ class Sender:
     def _must_have_worked(self, asked: Future[Value]) -> None:
         if asked.exception() is None and not asked.result().value and self._lane.error is None:
             self._lane.error = DeviceLost(self._link.endpoint, "the worker refused a copy", command="COPY_TENSOR")
+
+
+#: The wishes for a region: one row of floats, whole.
+_ONE_ROW = RowSelection(0, (WHOLE,)).packed
 
 
 def _pass_on(got: Future[Any], payload: Future[Any]) -> None:

@@ -33,10 +33,10 @@ def read_region(session: Session, request: m.ReadRegion) -> None:
 
 
 def read_rows(session: Session, request: m.ReadRows) -> None:
-    send_rows(session, *_rows_at(session, request))
+    send_rows(session, *rows_at(session, request))
 
 
-def _rows_at(session: Session, request: m.ReadRows) -> tuple[Spot, RowSelection]:
+def rows_at(session: Session, request: m.ReadRows) -> tuple[Spot, RowSelection]:
     """What a client wishes for. Raises RemoteProtocolError before anything is looked at."""
     if len(request.wishes) > MAX_WISHED_BYTES:
         n_bytes = len(request.wishes)
@@ -59,12 +59,15 @@ def prepared(session: Session, request: m.Request | None) -> Callable[[], None] 
         size = request.size_bytes
         return partial(send, session, session.holdings.at(request.address, size), size)
     if isinstance(request, m.ReadRows):
-        return partial(send_rows, session, *_rows_at(session, request))
+        return partial(send_rows, session, *rows_at(session, request))
     return None
 
 
 def send_rows(session: Session, spot: Spot, rows: RowSelection) -> None:
     """What is wanted of a device's rows as an answer; looked through where they lie, or brought here piece by piece."""
+    if rows.are_whole:
+        send(session, spot, rows.n_bytes)
+        return
     header: bytes = ANSWER_HEADER.pack(rows.n_bytes)
     device = spot.station.device
     computing = session.workload.is_computing(spot.station)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from app.errors import DeviceError, TandemError
-from app.rpc import computing, facts, memory, pushing, receiving, sending, trust
+from app.rpc import computing, facts, memory, pushing, receiving, sending, trust, turns
 from app.rpc import messages as m
 from app.rpc.answers import Answers, Staging
 from app.rpc.client_socket import ClientSocket
@@ -47,6 +47,7 @@ class Session:
         self.graphs = Graphs(self.holdings, client)
         self.answers = Answers(self.socket, self.check, self._answers_ended)
         self.staging = Staging()
+        self.answer_room = turns.AnswerRoom()
         self.workload = Workload(self.check)
         self.routes = Routes(worker.inlets)
         self.trust = Trust(settings.token, self.socket, parser)
@@ -107,6 +108,12 @@ class Session:
         self._failure = self._failure or reason
         self.socket.stop_reading()
 
+    def peek(self) -> m.Request | None:
+        """The next request, if it has come already. Views of this one are not valid any more."""
+        if self._following is None:
+            self._following = self.socket.request_in_sight()
+        return self._following
+
     def look_ahead(self) -> Callable[[], None]:
         """Read the next request if it has come already, before something that lasts: this machine's caches, and with
         them the speed of all this, are another's afterwards. What to do right behind it, to the same end: a read.
@@ -160,6 +167,7 @@ _HANDLERS: Mapping[Command, Callable[[Session, Any], None]] = {
     **receiving.HANDLERS,
     **sending.HANDLERS,
     **computing.HANDLERS,
+    **turns.HANDLERS,
     **trust.HANDLERS,
     **pushing.HANDLERS,
 }

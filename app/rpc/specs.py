@@ -122,6 +122,11 @@ def _selected(request: Any) -> tuple[int, int]:
     return n_bytes, n_bytes
 
 
+def _selected_in_turn(request: Any) -> tuple[int, int]:
+    n_bytes = RowSelection.unpack(request.n_columns, request.tail[: request.wishes_bytes]).n_bytes
+    return n_bytes, n_bytes
+
+
 def _answered(request: Layout, answer: Layout) -> Spec:
     return Spec(request, answer.fixed_bytes, answer)
 
@@ -152,6 +157,7 @@ _COMMON: dict[Command, Spec] = {
     Command.WRITE_BATCH: Spec(Layout(m.WriteBatch, "*")),
     Command.READ_REGION: Spec(Layout(m.ReadRegion, "Q Q"), _exactly),
     Command.READ_ROWS: Spec(Layout(m.ReadRows, "Q I *"), _selected),
+    Command.TAKE_TURN: Spec(Layout(m.TakeTurn, "I Q Q I I *"), _selected_in_turn),
     Command.PING: _answered(Layout(m.Ping, "Q"), _U64),
     Command.AUTH_CHALLENGE: _answered(Layout(m.AuthChallenge, "32s"), Layout(m.Challenge, "B 32s")),
     Command.AUTH_PROVE: _answered(Layout(m.AuthProve, "32s"), Layout(m.Proof, "32s")),
@@ -159,7 +165,8 @@ _COMMON: dict[Command, Spec] = {
     Command.PUSH_CONNECT: Spec(Layout(m.PushConnect, "I 32s *"), _text),
     Command.PUSH_ATTACH: _answered(Layout(m.PushAttach, "32s"), _U8),
     Command.PUSH: _answered(Layout(m.Push, "I Q Q Q"), _U8),
-    Command.PUSH_TAKE: _answered(Layout(m.PushTake, "I Q Q Q"), _U8),
+    Command.PUSH_TURN: _answered(Layout(m.PushTurn, "I Q Q Q I Q *"), _U8),
+    Command.PUSH_TAKE: _answered(Layout(m.PushTake, "I Q Q Q"), _U32),
     Command.PUSH_DATA: Spec(Layout(m.PushData, "Q"), streams=True),
 }
 

@@ -21,12 +21,15 @@ log = logging.getLogger(__name__)
 
 _FORMAT = 1
 
-#: While hashes are computed one after the other, they are written down this often, and when all are known.
+#: While hashes are computed one after the other, they are written down this often, and when `save` is called.
 SAVE_EVERY_S = 5.0
 
 
 class TensorHashes:
-    """The hashes of one model, split or not. `directory` holds the kept files and is made when needed. Thread-safe."""
+    """The hashes of one model, split or not. `directory` holds the kept files and is made when needed. Thread-safe.
+
+    Not every tensor is asked for, so only who asks knows when the last was: `save` then.
+    """
 
     def __init__(self, gguf: GGUFFile, directory: Path) -> None:
         self._gguf = gguf
@@ -35,7 +38,6 @@ class TensorHashes:
         for info in gguf.tensors.values():
             if info.path not in self._files:
                 self._files[info.path] = _KeptFile(Path(info.path), directory)
-            self._files[info.path].n_tensors += 1
 
     def of(self, name: str) -> int:
         """The hash of a tensor's bytes; reads all of them the first time. Raises FormatError for an unknown name."""
@@ -48,6 +50,12 @@ class TensorHashes:
                 kept.add(name, known)
         return known
 
+    def save(self) -> None:
+        """Write down what was computed since the last time."""
+        with self._lock:
+            for kept in self._files.values():
+                kept.save()
+
 
 class _KeptFile:
     """The hashes of one model file, and where they are written down."""
@@ -59,7 +67,7 @@ class _KeptFile:
         self._made_from = {"format": _FORMAT, "size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
         self._kept_in = directory / f"{path.name}.{digest}.json"
         self._saved_at = time.monotonic()
-        self.n_tensors = 0
+        self._is_saved = True
         self.hashes: dict[str, int] = self._load()
 
     def _load(self) -> dict[str, int]:
@@ -76,10 +84,15 @@ class _KeptFile:
 
     def add(self, name: str, value: int) -> None:
         self.hashes[name] = value
-        if len(self.hashes) >= self.n_tensors or time.monotonic() - self._saved_at > SAVE_EVERY_S:
-            self._save()
+        self._is_saved = False
+        if time.monotonic() - self._saved_at > SAVE_EVERY_S:
+            self.save()
 
-    def _save(self) -> None:
+    def save(self) -> None:
+        """Write the file anew if there is anything new; one that cannot be written is told in the log alone."""
+        if self._is_saved:
+            return
+        self._is_saved = True
         self._saved_at = time.monotonic()
         text = json.dumps({**self._made_from, "hashes": {name: f"{h:016x}" for name, h in self.hashes.items()}})
         unfinished = self._kept_in.with_name(f"{self._kept_in.name}.{os.getpid()}.tmp")

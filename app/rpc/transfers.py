@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from app.rpc.link import RpcBuffer
 from app.rpc.messages import GetTensor, ReadRegion, SetTensor
@@ -26,6 +27,8 @@ CHUNK_BYTES_6_0 = 10 << 20
 MAX_FRAMES = 256
 
 BATCH_ITEM = struct.Struct("<QI")
+#: What GRAPH_RUN says: device and graph.
+GRAPH_NAME = struct.Struct("<IQ")
 
 
 def chunks(size_bytes: int, chunk_bytes: int) -> Iterator[tuple[int, int]]:
@@ -49,6 +52,15 @@ def get_frame(buffer: RpcBuffer, offset: int, size_bytes: int) -> bytes:
     return encode(GetTensor(region(place.remote_ptr, place.base + offset, size_bytes), 0, size_bytes), peer.version)
 
 
+class TurnParts(NamedTuple):
+    """What a turn begins with; `otherwise` is the same as commands of their own."""
+
+    device: int
+    graph_id: int
+    items: bytearray
+    otherwise: bytearray
+
+
 class Riders:
     """Small commands that wait for the next one and leave with it: writes, whose bytes are copied, and runs.
 
@@ -61,6 +73,8 @@ class Riders:
         self._commands: list[str] = []
         #: Where the batch begins to which writes are still added; -1: there is none.
         self._batch_at = -1
+        #: Where the run begins, if a batch at most and a run are all there is; -1 otherwise.
+        self._run_at = -1
 
     def __len__(self) -> int:
         return len(self._bytes)
@@ -79,6 +93,7 @@ class Riders:
                 buffer.frames.clear()
             buffer.frames[key] = head
         if self._batch_at < 0:
+            self._run_at = -1
             self._commands.append("SET_TENSOR")
             if self._batched:
                 self._batch_at = len(self._bytes)
@@ -86,9 +101,11 @@ class Riders:
         self._bytes += head
         self._bytes += payload
 
-    def add_command(self, command: str, frame: bytes) -> None:
-        """A whole command without an answer."""
+    def add_run(self, command: str, frame: bytes) -> None:
+        """A whole command that runs a kept graph."""
+        is_first_run = self._commands == ["SET_TENSOR"] * (self._batch_at == 0)
         self._close_batch()
+        self._run_at = len(self._bytes) if is_first_run else -1
         self._bytes += frame
         self._commands.append(command)
 
@@ -97,8 +114,17 @@ class Riders:
         self._close_batch()
         taken, commands = self._bytes, tuple(self._commands)
         if commands:
-            self._bytes, self._commands = bytearray(), []
+            self._bytes, self._commands, self._run_at = bytearray(), [], -1
         return taken, commands
+
+    def take_turn(self) -> TurnParts | None:
+        """Everything that waits, if it is what a turn begins with: writes, or none, and a run."""
+        run_at = self._run_at
+        if run_at < 0:
+            return None
+        taken, _ = self.take()
+        device, graph_id = GRAPH_NAME.unpack_from(taken, run_at + REQUEST_HEADER.size)
+        return TurnParts(device, graph_id, taken[REQUEST_HEADER.size : run_at], taken)
 
     def _close_batch(self) -> None:
         if self._batch_at >= 0:

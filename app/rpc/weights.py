@@ -100,20 +100,28 @@ class ModelIndex:
         try:
             gguf = GGUFFile.open(path)
             hashes = TensorHashes(gguf, self._hash_dir)
-            n_tensors = 0
-            for name, info in gguf.tensors.items():
-                if self._stop.is_set():
-                    return
-                if info.n_bytes >= MIN_BYTES:
-                    place = _Place(gguf, name, _stamp(gguf, name))
-                    key = (hashes.of(name), info.n_bytes)
-                    n_tensors += 1
-                    with self._lock:
-                        self._places.setdefault(key, place)
+            try:
+                n_tensors = self._add_tensors(gguf, hashes)
+            finally:
+                hashes.save()
         except (ModelError, OSError) as error:
             log.warning("not indexing %s: %s", path, error)
         else:
             log.info("indexed %s: %d tensors need not be sent", path, n_tensors)
+
+    def _add_tensors(self, gguf: GGUFFile, hashes: TensorHashes) -> int:
+        """Index one model; returns how many of its tensors are worth it. Ends early when closed."""
+        n_tensors = 0
+        for name, info in gguf.tensors.items():
+            if self._stop.is_set():
+                break
+            if info.n_bytes >= MIN_BYTES:
+                place = _Place(gguf, name, _stamp(gguf, name))
+                key = (hashes.of(name), info.n_bytes)
+                n_tensors += 1
+                with self._lock:
+                    self._places.setdefault(key, place)
+        return n_tensors
 
 
 def _stamp(gguf: GGUFFile, name: str) -> _Stamp | None:

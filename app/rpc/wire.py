@@ -79,6 +79,8 @@ class Command(IntEnum):
     PUSH_TAKE = 141
     PUSH_DATA = 142
     READ_ROWS = 143
+    TAKE_TURN = 144
+    PUSH_TURN = 145
 
 
 FIRST_EXTENSION = 128

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import itertools
 import logging
+import secrets
 import socket
 import threading
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from pathlib import Path
 
 from app.engine.device import Device
 from app.errors import ConfigError, TandemError
-from app.rpc.endpoint import DEFAULT_PORT
+from app.rpc.endpoint import DEFAULT_PORT, write_endpoint
 from app.rpc.inlets import Inlets
 from app.rpc.lobby import Lobby
 from app.rpc.protocol import MAX_MESSAGE_BYTES, RequestParser
@@ -28,6 +29,8 @@ log = logging.getLogger(__name__)
 #: Addresses told to clients start here and are never used twice, by any client: a stale one meets nothing.
 _FIRST_ADDRESS = 0x1000_0000
 _PAGE_BYTES = 4096
+
+DEFAULT_CACHE_BYTES = 32 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +57,7 @@ class WorkerSettings:
     model_dir: Path | None = None
     hash_dir: Path | None = None
     cache_dir: Path | None = None
-    cache_bytes: int = 32 << 30
+    cache_bytes: int = DEFAULT_CACHE_BYTES
     token: Token | None = None
 
 
@@ -66,6 +69,8 @@ class Worker:
         if self.settings.token is not None and not self.settings.extensions:
             raise ConfigError("a worker that passes for a stock one cannot ask for a token")
         self.stations = tuple(Station(device, self.settings.mem_bytes) for device in devices)
+        #: Tells this worker from others, whatever names lead to it.
+        self.identity = secrets.token_hex(8)
         self.weights = _weight_store(self.settings)
         self.inlets = Inlets()
         self._lock = threading.Lock()
@@ -94,10 +99,12 @@ class Worker:
             listener = socket.create_server((host, port), family=family, backlog=128)
         except OSError as error:
             hint = "; another program has it, choose another --port" if error.errno == errno.EADDRINUSE else ""
-            raise TandemError(f"cannot listen on {host}:{port}: {error.strerror or error}{hint}") from error
+            raise TandemError(
+                f"cannot listen on {write_endpoint(host, port)}: {error.strerror or error}{hint}"
+            ) from error
         self._port = listener.getsockname()[1]
         self._lobby = Lobby(listener, self._new_parser, self.serve, self.settings.hello_s)
-        log.info("worker listens on %s:%d with %d device(s)", host, self._port, len(self.stations))
+        log.info("worker listens on %s with %d device(s)", write_endpoint(host, self._port), len(self.stations))
 
     def serve(self, sock: socket.socket, client: str, parser: RequestParser | None = None) -> None:
         """Serve a connected socket in a thread of its own; the socket is the worker's from now on.

@@ -50,6 +50,10 @@ class Workload:
         run = self._runs.get(station)
         return run is not None and not run.done()
 
+    def may_block(self, station: Station) -> bool:
+        """Whether this thread may wait for what it asks of a device: nothing else is there to be done meanwhile."""
+        return self.bulk_bytes == 0 and not self.is_computing(station)
+
     def is_busy(self, station: Station) -> bool:
         return station in self._busy
 

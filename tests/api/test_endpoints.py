@@ -196,12 +196,6 @@ async def test_slots(client: httpx.AsyncClient, engine: FakeEngine) -> None:
     await asyncio.gather(*tasks)
 
 
-async def test_metrics() -> None:
-    async with client_for(FakeEngine(), ApiOptions(enable_metrics=True)) as client:
-        text = (await client.get("/metrics")).text
-    assert text == "# TYPE tandem_requests_total counter\ntandem_requests_total 0\n"
-
-
 async def test_endpoints_can_be_off(engine: FakeEngine) -> None:
     async with client_for(engine, ApiOptions(enable_slots=False, enable_props=False)) as client:
         for path in ("/slots", "/props", "/metrics"):

@@ -60,6 +60,13 @@ def _rpc(settings: WorkerSettings, *, memory: bool) -> Factory:
 
 
 @contextmanager
+def _rpc_cpu(memory_limit_bytes: int | None) -> Iterator[Device]:
+    """A native device at the far end."""
+    with _cpu(1)(memory_limit_bytes) as native, remote(native) as device:
+        yield device
+
+
+@contextmanager
 def _stock(memory_limit_bytes: int | None) -> Iterator[Device]:
     """llama.cpp's own worker."""
     if memory_limit_bytes is not None:
@@ -79,6 +86,7 @@ DEVICES: dict[str, Factory] = {
     "cpu-2-threads": _cpu(2),
     "rpc-memory": _rpc(WorkerSettings(), memory=True),
     "rpc-tcp": _rpc(WorkerSettings(), memory=False),
+    "rpc-cpu": _rpc_cpu,
     "rpc-as-stock-6.0": _rpc(WorkerSettings(version=(6, 0), extensions=False), memory=True),
     "rpc-stock": _stock,
 }

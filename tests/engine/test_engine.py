@@ -18,7 +18,7 @@ from app.engine.executor import Executor
 from app.engine.ggml import GGMLType
 from app.engine.gguf.reader import GGUFFile
 from app.engine.request import Delta, FinishReason, Progress, SamplingParams, TokenInfo
-from app.engine.service import Phase
+from app.engine.service import Phase, ServiceStatus
 from app.errors import (
     ContextLengthExceeded,
     DeadlineExceeded,
@@ -27,6 +27,7 @@ from app.errors import (
     InvalidParameter,
     NotReady,
     QueueFull,
+    RouteLost,
 )
 from tests.fakes.gguf import TinyLlama, write_tiny_llama
 from tests.fakes.serving import collect, finished, open_engine, request, started, text_of, tokens_of
@@ -263,7 +264,7 @@ def test_a_lost_device_fails_its_requests_and_comes_back(open_: OpenEngine) -> N
     device = Losable("far")
     back = threading.Event()
 
-    def recover(executor: Executor, lost: DeviceLost) -> Executor:
+    def recover(executor: Executor, lost: DeviceLost, tell: object) -> Executor:
         assert lost.endpoint == "far"
         assert back.wait(10)
         return executor
@@ -284,11 +285,41 @@ def test_a_lost_device_fails_its_requests_and_comes_back(open_: OpenEngine) -> N
     assert tokens_of(again) == want and finished(again).cached_tokens == 0
 
 
+def test_the_status_tells_of_the_latest_attempt_and_of_workers_alone(open_: OpenEngine) -> None:
+    device = Losable("b:2")
+    seen: list[ServiceStatus] = []
+
+    def recover(executor: Executor, lost: DeviceLost, tell: Callable[[str], None]) -> Executor:
+        def note() -> None:
+            seen.append(engine.status())
+
+        engine._post(note)
+        device.on_lost[0](DeviceLost("b:2", "the cable was pulled"))
+        engine._post(note)
+        device.on_lost[0](RouteLost("a:1", "b:2"))
+        tell("it has no room")
+        engine._post(note)
+        return executor
+
+    engine = open_(device=device, recovery=recover)
+    device.on_lost[0](RouteLost("a:1", "b:2"))
+
+    async def until_back() -> None:
+        while len(seen) < 3:
+            await asyncio.sleep(0.01)
+        await ready(engine)
+
+    asyncio.run(asyncio.wait_for(until_back(), 10))
+    assert [status.lost_devices for status in seen] == [("a:1", "b:2"), ("b:2",), ("b:2",)]
+    assert "worker to worker" in seen[0].detail
+    assert [status.detail for status in seen[1:]] == ["the cable was pulled", "it has no room"]
+
+
 def test_a_loss_heard_while_a_ubatch_is_submitted_is_no_bug(
     open_: OpenEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
     device = Losable("far")
-    engine = open_(device=device, recovery=lambda executor, lost: executor)
+    engine = open_(device=device, recovery=lambda executor, lost, tell: executor)
     device.lost_at_once = True
     with pytest.raises(DeviceLost, match="cable"):
         asyncio.run(collect(engine, request("during", PROMPT)))
@@ -300,7 +331,7 @@ def test_a_loss_heard_while_a_ubatch_is_submitted_is_no_bug(
 
 def test_a_loss_while_draining_ends_requests_too(open_: OpenEngine) -> None:
     device = Losable("far")
-    engine = open_(device=device, recovery=lambda executor, lost: executor)
+    engine = open_(device=device, recovery=lambda executor, lost, tell: executor)
 
     device.held.clear()
     device.lost = True
@@ -323,7 +354,7 @@ def test_an_idle_engine_hears_of_a_loss(open_: OpenEngine) -> None:
     device = Losable("far")
     recovered = threading.Event()
 
-    def recover(executor: Executor, lost: DeviceLost) -> Executor:
+    def recover(executor: Executor, lost: DeviceLost, tell: object) -> Executor:
         recovered.set()
         return executor
 

@@ -149,6 +149,38 @@ def test_results_may_not_destroy_what_is_still_read() -> None:
     refused(add(nb=(4, 8, 24, 24)), UnsupportedOp, "overlap each other")
 
 
+def test_what_names_places_in_memory_may_not_lie_between_bytes_of_the_result() -> None:
+    """Also where the strides leave gaps: a row that was written could be taken for the next id."""
+    table, data = tensor(F32, 4, 8, offset=4096), tensor(F32, 4, 2, offset=8192)
+    ids = tensor(I32, 2, nb=(8, 16, 16, 16))
+    where = "which says where to read or write"
+    got = tensor(F32, 4, 2, op=Op.GET_ROWS, src=(0, 1))
+    refused(program(table, ids, got), UnsupportedOp, where)
+    refused(program(table, ids, tensor(F32, 4, 2, op=Op.ADD_ID, src=(3, 0, 1)), data), UnsupportedOp, where)
+    check_program(program(table, ids, replace(got, offset=64)), "CPU")
+    cache = tensor(F32, 4, 8, nb=(4, 32, 256, 256))
+    stored = replace(cache, op=Op.SET_ROWS, src=(2, 1, 0), flags=TensorFlag.COMPUTE, view_src=0)
+    refused(program(cache, ids, data, stored), UnsupportedOp, where)
+    experts, x = tensor(F32, 4, 4, 2, offset=4096), tensor(F32, 4, 1, 2, offset=8192)
+    chosen = tensor(I32, 1, 2, nb=(4, 8, 16, 16))
+    refused(program(experts, x, chosen, tensor(F32, 4, 1, 2, op=Op.MUL_MAT_ID, src=(0, 1, 2))), UnsupportedOp, where)
+
+
+@pytest.mark.parametrize("op", [Op.ACC, Op.SET])
+def test_a_window_is_not_written_over_its_second_source(op: Op) -> None:
+    a, b = tensor(F32, 8, 4), tensor(F32, 8, 4, offset=256)
+    node = tensor(F32, 8, 4, op=op, src=(0, 1), params=(32, 128, 128, 0))
+    check_program(program(a, b, node), "CPU")
+    refused(program(a, b, replace(node, offset=256)), UnsupportedOp, "overlaps source 1")
+
+
+def test_a_table_of_rows_to_add_is_not_written_over() -> None:
+    a, table, ids = tensor(F32, 8, 4, 1), tensor(F32, 8, 4, offset=256), tensor(I32, 4, 1, offset=512)
+    node = tensor(F32, 8, 4, 1, op=Op.ADD_ID, src=(0, 1, 2))
+    check_program(program(a, table, ids, node), "CPU")
+    refused(program(a, table, ids, replace(node, offset=256)), UnsupportedOp, "overlaps source 1")
+
+
 def test_a_copy_may_be_its_own_destination() -> None:
     a, cast = tensor(F32, 4), tensor(F16, 4, offset=64, op=Op.CPY, src=(0, 1))
     check_program(program(a, cast))

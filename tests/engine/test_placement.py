@@ -128,7 +128,7 @@ def test_a_device_without_free_memory_gets_nothing() -> None:
 
 def test_what_does_not_fit_is_refused_with_the_numbers() -> None:
     layers = [LayerCost(weight_bytes=100, cache_bytes=50)] * 4
-    with pytest.raises(OutOfDeviceMemory, match="needs 700 bytes.*offer 500 .D0 0 MiB free") as caught:
+    with pytest.raises(OutOfDeviceMemory, match="needs 700 bytes.*offer 500 bytes .D0 250 bytes free") as caught:
         place(layers, LayerCost(weight_bytes=100), devices_of([250, 250]))
     assert caught.value.needed_bytes == 700
     with pytest.raises(OutOfDeviceMemory, match="D1"):

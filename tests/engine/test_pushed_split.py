@@ -55,7 +55,8 @@ def far(served: list[Worker]) -> list[Device]:
 
 def pushes(devices: list[Device]) -> list[int]:
     """How many pushes each device was asked to send."""
-    return [d.link.dispatcher.counters.commands["PUSH"] if isinstance(d, RpcDevice) else 0 for d in devices]
+    commands = [d.link.dispatcher.counters.commands if isinstance(d, RpcDevice) else {} for d in devices]
+    return [counted.get("PUSH", 0) + counted.get("PUSH_TURN", 0) for counted in commands]
 
 
 @pytest.mark.parametrize(

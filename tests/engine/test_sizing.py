@@ -29,8 +29,14 @@ def test_the_largest_step_that_fits_is_found(wanted: int, room: int) -> None:
 
 
 def test_no_room_at_all_is_refused() -> None:
-    with pytest.raises(ConfigError, match="no room"):
-        largest_that_fits(4096, lambda _: False)
+    with pytest.raises(ConfigError, match="no room .* that takes 3 MiB of 2"):
+        largest_that_fits(4096, lambda _: False, "3 MiB of 2")
+
+
+def test_no_room_for_the_least_context_names_devices_and_amounts(tmp_path: Path) -> None:
+    model = registry.load(GGUFFile.open(write_tiny_llama(tmp_path / "tiny.gguf")))
+    with pytest.raises(ConfigError, match="that takes 0.5 MiB with the model, where there are D 0.9 MiB free"):
+        sizes_of(model, 1 << 20)
 
 
 @given(st.integers(1, 600), st.integers(1, 512))

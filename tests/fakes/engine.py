@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
+from app.engine.connection import ConnectionStats
 from app.engine.grammar import Grammars
 from app.engine.ranking import Ranking
 from app.engine.request import (
@@ -225,6 +226,7 @@ class FakeEngine:
         self.fail_with: Exception | None = None
         self.fail_after = 0
         self.cached_tokens = 0
+        self.connected: list[ConnectionStats] = []
         self.requests: list[GenerateRequest] = []
         self.prepared: list[tuple[SamplingParams, threading.Thread]] = []
         self.running: dict[str, FakeStream] = {}
@@ -328,6 +330,9 @@ class FakeEngine:
 
     def counters(self) -> Mapping[str, float]:
         return {"requests_total": float(len(self.requests))}
+
+    def connections(self) -> Sequence[ConnectionStats]:
+        return self.connected
 
     async def embed(self, prompt: Sequence[int], pooling: str) -> Embedding:
         if self.fail_with is not None:

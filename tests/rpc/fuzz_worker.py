@@ -210,6 +210,9 @@ def _every_command() -> bytes:
     graph = encode_graph(Program("s", tensors, (1,)), lambda buffer: Address(HANDLE, BASE), "far")
     recorder.say(m.GraphStore(0, 5, memoryview(graph)), graph)
     recorder.say(m.GraphRun(0, 5))
+    wishes = RowSelection(16, (RowWish(2, True),)).packed
+    turn = wishes + BATCH_ITEM.pack(BASE, 4) + b"abcd"
+    recorder.say(m.TakeTurn(0, 5, BASE + 64, 16, len(wishes), memoryview(b"")), turn)
     recorder.say(m.GraphDrop(0, 5))
     recorder.say(m.AllocBuffer(0, 4096))
     recorder.say(m.FreeBuffer(2 * HANDLE))

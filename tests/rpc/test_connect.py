@@ -13,7 +13,7 @@ import pytest
 from app.engine.devices.numpy import NumpyDevice
 from app.errors import ConfigError, DeviceError, DeviceLost, RemoteProtocolError, TandemError, VersionMismatch
 from app.rpc.connect import connect
-from app.rpc.endpoint import Timeouts, parse_endpoint
+from app.rpc.endpoint import Timeouts, parse_endpoint, write_endpoint
 from app.rpc.messages import FreeBuffer
 from app.rpc.wire import Command
 from app.rpc.worker import Worker, WorkerSettings
@@ -103,6 +103,16 @@ def test_a_closed_port() -> None:
 )
 def test_endpoints(text: str, address: tuple[str, int]) -> None:
     assert parse_endpoint(text) == address
+
+
+@pytest.mark.parametrize("address", [("host", 1), ("10.0.0.1", 2), ("::1", 50052)])
+def test_endpoints_are_written_as_they_are_read(address: tuple[str, int]) -> None:
+    assert parse_endpoint(write_endpoint(*address)) == address
+
+
+def test_an_endpoint_with_a_scheme_is_told_so() -> None:
+    with pytest.raises(ConfigError, match="has a scheme; write host:port alone"):
+        connect("http://127.0.0.1:51001")
 
 
 @pytest.mark.parametrize("text", ["", ":", ":1", "host:", "host:0", "host:65536", "host:x", "tcp//host:-1"])

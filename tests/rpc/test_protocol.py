@@ -51,6 +51,7 @@ REQUESTS: list[tuple[Any, bytes]] = [
     (m.WriteBatch(memoryview(BULK)), BULK),
     (m.ReadRegion(0xDEADBEEF, 64), b""),
     (m.ReadRows(0xDEADBEEF, 32_000, memoryview(BULK)), BULK),
+    (m.TakeTurn(1, 99, 0xDEADBEEF, 32_000, 4, memoryview(BULK)), BULK),
     (m.Ping(42), b""),
     (m.AuthChallenge(b"n" * 32), b""),
     (m.AuthProve(b"p" * 32), b""),
@@ -58,6 +59,7 @@ REQUESTS: list[tuple[Any, bytes]] = [
     (m.PushConnect(1, b"t" * 32, memoryview(b"host:1")), b"host:1"),
     (m.PushAttach(b"t" * 32), b""),
     (m.Push(1, 2, 0xDEADBEEF, 64), b""),
+    (m.PushTurn(1, 99, 0xDEADBEEF, 64, 1, 2, memoryview(BULK)), BULK),
     (m.PushTake(1, 2, 0xDEADBEEF, 64), b""),
     (m.PushData(2), BULK),
 ]

@@ -56,6 +56,7 @@ def test_hashes_are_computed_once(model: Path, tmp_path: Path, monkeypatch: pyte
     first = TensorHashes(GGUFFile.open(model), tmp_path / "hashes")
     values = {tensor.name: first.of(tensor.name) for tensor in TENSORS}
     assert values == {tensor.name: fnv1a64(content(tensor.name)) for tensor in TENSORS}
+    first.save()
     monkeypatch.setattr(tensor_hashes, "fnv1a64", lambda data: pytest.fail("computed again"))
     second = TensorHashes(GGUFFile.open(model), tmp_path / "hashes")
     assert {tensor.name: second.of(tensor.name) for tensor in TENSORS} == values
@@ -65,6 +66,7 @@ def test_hashes_are_computed_once(model: Path, tmp_path: Path, monkeypatch: pyte
 def test_hashes_of_another_file_are_not_believed(model: Path, tmp_path: Path, how: str) -> None:
     hashes = TensorHashes(GGUFFile.open(model), tmp_path / "hashes")
     right = [hashes.of(tensor.name) for tensor in TENSORS]
+    hashes.save()
     (kept,) = (tmp_path / "hashes").iterdir()
     text = json.loads(kept.read_text())
     text["hashes"] = dict.fromkeys(text["hashes"], "0" * 16)
@@ -80,7 +82,9 @@ def test_hashes_of_another_file_are_not_believed(model: Path, tmp_path: Path, ho
 def test_hashes_that_cannot_be_kept_are_still_right(model: Path, tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("not a directory")
-    assert TensorHashes(GGUFFile.open(model), blocked).of("big.weight") == fnv1a64(content("big.weight"))
+    hashes = TensorHashes(GGUFFile.open(model), blocked)
+    assert hashes.of("big.weight") == fnv1a64(content("big.weight"))
+    hashes.save()
 
 
 # -- the worker's own models ----------------------------------------------------------------------------------------
@@ -308,6 +312,20 @@ def test_a_worker_with_the_model_is_sent_next_to_nothing_at_once(model: Path, tm
         worker.wait_for_weights()
         with connected(worker) as (device,):
             assert upload(device, gguf, TensorHashes(gguf, tmp_path / "hashes")) < 0.02 * gguf.size_bytes
+
+
+def test_a_worker_that_starts_again_hashes_nothing(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Although it never asks for the hash of the small tensor."""
+    settings = WorkerSettings(model_dir=tmp_path / "models", hash_dir=tmp_path / "hashes")
+    with tcp_worker(Adder(), settings=settings) as worker:
+        worker.wait_for_weights()
+    monkeypatch.setattr(tensor_hashes, "fnv1a64", lambda data: pytest.fail("computed again"))
+    with tcp_worker(Adder(), settings=settings) as worker:
+        worker.wait_for_weights()
+        data = content("big.weight")
+        assert worker.weights.find(fnv1a64(data), len(data)) is not None
 
 
 def test_a_worker_that_keeps_nothing_is_not_asked(model: Path, tmp_path: Path) -> None:

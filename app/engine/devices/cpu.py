@@ -11,13 +11,14 @@ import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from app.engine.device import DeviceCaps
+from app.engine.device import DeviceCaps, Handle, Turn
 from app.engine.devices.host import ALIGNMENT_BYTES, MAX_BUFFER_BYTES, HostBuffer, HostDevice, HostHandle
 from app.engine.ggml import GGMLType
 from app.engine.gguf.quants.codebook import GridName, grid
 from app.engine.kernels import _cpu
-from app.engine.program import PlacedTensor, Program
-from app.errors import ConfigError, DeviceError, UnsupportedOp
+from app.engine.program import Buffer, PlacedTensor, Program
+from app.engine.rows import RowSelection
+from app.errors import ConfigError, DeviceError, OutOfDeviceMemory, UnsupportedOp
 
 #: Names the arithmetic. To be changed whenever a kernel's order of operations changes.
 KERNEL_VARIANT = "cpu-exact-2"
@@ -80,6 +81,15 @@ def _on_cpus(cpus: Sequence[int]) -> Iterator[None]:
         os.sched_setaffinity(0, mine)
 
 
+@contextmanager
+def memory_for(device_name: str, n_bytes: int) -> Iterator[None]:
+    """What native code needs `n_bytes` for. Raises OutOfDeviceMemory where the system has not so much."""
+    try:
+        yield
+    except MemoryError as error:
+        raise OutOfDeviceMemory(device_name, n_bytes) from error
+
+
 class CpuHandle(HostHandle):
     """A program of the native engine."""
 
@@ -94,14 +104,38 @@ class CpuHandle(HostHandle):
 
     def work(self) -> None:
         assert self.native is not None
-        failure = self.native.run()
+        with memory_for(self.device.name, self.native.scratch_bytes):
+            failure = self.native.run()
         if failure:
             raise DeviceError(f"device {self.device.name} failed in {self.program_name}: {failure}")
+
+
+class CpuTurn(Turn):
+    """See `Turn`."""
+
+    def __init__(self, handle: CpuHandle, native: _cpu.Turn) -> None:
+        self._handle = handle
+        self._native = native
+
+    def run(self, items: memoryview, out: memoryview) -> bool:
+        handle = self._handle
+
+        def work() -> str | None:  # failures are told to this caller, and do not surface in the lane
+            if handle.unusable is not None or handle.native is None:
+                return handle.unusable
+            with memory_for(handle.device.name, handle.native.scratch_bytes):
+                return self._native.run(items, out)
+
+        failure = handle.device.in_lane(work)
+        if failure:
+            raise DeviceError(f"device {handle.device.name} failed in {handle.program_name}: {failure}")
+        return failure is not None
 
 
 class CpuDevice(HostDevice):
     """See `HostDevice`. `n_threads` None: one per core of `cpus`, the CPUs its threads may run on (none named: all).
 
+    `memory_limit_bytes` is also the most scratch that a program may need, which does not count as allocated.
     `pin`: each thread stays on a CPU of its own, the lane's on the first. `variant` names the instruction set to use
     instead of the best; it changes speed, not bits.
     """
@@ -138,12 +172,33 @@ class CpuDevice(HostDevice):
                 _cpu.load_codebook(number, grid(book).tobytes())
         table = b"".join(self._record(tensor) for tensor in program.tensors)
         try:
-            native = self._engine.compile(table, list(program.nodes))
+            with memory_for(self.name, len(table)):
+                native = self._engine.compile(table, list(program.nodes))
         except _cpu.Unsupported as error:
             index, _, reason = str(error).partition(":")
             tensor = program.tensors[int(index)]
             raise UnsupportedOp(self.name, tensor.op.name, f"{tensor.name}: {reason.strip()}") from error
+        if self._limit_bytes is not None and native.scratch_bytes > self._limit_bytes:
+            raise OutOfDeviceMemory(self.name, native.scratch_bytes, self._limit_bytes)
         return CpuHandle(self, program.name, native)
+
+    def prepare_turn(
+        self, handle: Handle, inputs: Buffer, base: int, outputs: Buffer, offset: int, rows: RowSelection
+    ) -> CpuTurn:
+        mine = self._own_handle(handle)
+        target, source = self._own(inputs), self._own(outputs)
+        self._rows(source, offset, rows, None)
+        if (
+            not isinstance(mine, CpuHandle)
+            or mine.native is None
+            or mine not in target.handles
+            or mine not in source.handles
+        ):
+            raise DeviceError(f"device {self.name}: {mine.program_name} was released, or does not use these buffers")
+        native = self._engine.turn(
+            mine.native, base, target.address, target.size_bytes, source.address + offset, rows.n_columns, rows.packed
+        )
+        return CpuTurn(mine, native)
 
     def _record(self, tensor: PlacedTensor) -> bytes:
         address = room = 0
@@ -158,7 +213,8 @@ class CpuDevice(HostDevice):
         )  # fmt: skip
 
     def _give_out(self, address: int, size_bytes: int, replaced: bool) -> None:
-        self._engine.touch(address, address + size_bytes, replaced)
+        with memory_for(self.name, size_bytes):
+            self._engine.touch(address, address + size_bytes, replaced)
 
     def _forget(self, buffer: HostBuffer) -> None:
         self._engine.forget(buffer.address, buffer.address + buffer.size_bytes)

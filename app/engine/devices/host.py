@@ -6,7 +6,7 @@ import threading
 from abc import abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 from weakref import WeakSet
 
 import numpy as np
@@ -21,6 +21,7 @@ from app.engine.rows import F32_BYTES, RowSelection
 from app.errors import DeviceError, DeviceLost, InternalError, OutOfDeviceMemory
 
 Memory: TypeAlias = NDArray[np.uint8]
+T = TypeVar("T")
 
 ALIGNMENT_BYTES = 64
 MAX_BUFFER_BYTES = 1 << 62
@@ -234,11 +235,16 @@ class HostDevice(Device):
         self, buffer: Buffer, offset: int, rows: RowSelection, into: memoryview | None = None
     ) -> Future[memoryview]:
         self._require_open()
+        source = self._rows(buffer, offset, rows, into)
+        return self._lane.call(lambda: rows.select(source().data, into), surfaces=True)
+
+    def _rows(self, buffer: Buffer, offset: int, rows: RowSelection, into: memoryview | None) -> Callable[[], Memory]:
+        """As `_region`, for rows that somebody wants something of. Raises DeviceError for what nobody can want."""
         source = self._region(buffer, offset, rows.source_bytes)
         if (flaw := rows.flaw()) is not None or offset % F32_BYTES:
             raise DeviceError(f"device {self.name}: {flaw or f'rows cannot begin at byte {offset}'}")
         check_target(self.name, into, rows.n_bytes)
-        return self._lane.call(lambda: rows.select(source().data, into), surfaces=True)
+        return source
 
     def copy(self, source: Buffer, source_offset: int, target: Buffer, target_offset: int, size_bytes: int) -> None:
         self._require_open()
@@ -308,6 +314,11 @@ class HostDevice(Device):
     def record(self) -> Future[None]:
         self._require_open()
         return self._lane.mark()
+
+    def in_lane(self, work: Callable[[], T]) -> T:
+        """Do something in lane order and wait for it."""
+        self._require_open()
+        return self._lane.do(work)
 
     def allow_blocking(self, allowed: bool = True) -> None:
         self._lane.allow_blocking(allowed)

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from app.engine.ggml import GGMLType
 from app.engine.gguf.quants import DECODERS
 from app.engine.gguf.reader import GGUFFile
 from app.engine.graph import shape4
 from app.engine.models.base import EMBEDDING_LAYER, SHARED_LAYER, WeightSpec
 from app.errors import FormatError, UnsupportedModel
+
+
+def _must_be_f32(name: str, dims: tuple[int, ...]) -> bool:
+    """Whether it meets activations in ops that combine float32 with nothing else; matrices may be of other types."""
+    is_matrix = len(dims) > 1 or "gate_inp" in name
+    return not is_matrix or name.endswith(".bias") or "ssm_conv1d" in name
 
 
 class WeightTable:
@@ -31,6 +38,11 @@ class WeightTable:
         if info.type not in DECODERS:
             raise UnsupportedModel(
                 f"{self.gguf.path}: tensor {name!r} has type {info.type.name}, which holds no weights"
+            )
+        if info.type is not GGMLType.F32 and _must_be_f32(name, dims):
+            raise UnsupportedModel(
+                f"{self.gguf.path}: tensor {name!r} has type {info.type.name}; norms, biases and other vectors must be "
+                f"F32, as converters write them; convert the model again"
             )
         self.specs.append(WeightSpec(name, info.type, expected, layer))
 

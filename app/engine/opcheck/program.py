@@ -20,6 +20,16 @@ IN_PLACE = frozenset(
         Op.DUP, Op.CONT,
     }
 )  # fmt: skip
+#: Of some of them only for these sources; the rest is read again after the first element was written.
+IN_PLACE_SOURCES = {
+    Op.ADD_ID: frozenset({0}),
+    Op.ACC: frozenset({0}),
+    Op.SET: frozenset({0}),
+    Op.ROPE: frozenset({0}),
+    Op.SOFT_MAX: frozenset({0, 1}),
+}
+#: Sources whose values are places in memory. Not a byte between their first and last may belong to the result.
+ID_SOURCES = {Op.GET_ROWS: 1, Op.SET_ROWS: 1, Op.ADD_ID: 2, Op.MUL_MAT_ID: 2, Op.SSM_SCAN: 6}
 #: Ops that write through a source on purpose: the number is that source.
 WRITES_THROUGH = {Op.CPY: 1, Op.SET_ROWS: 2}
 #: Nodes found sound, apart from where they stand. The layers of a model are alike, so most of a program is known here.
@@ -154,13 +164,22 @@ def _check_result(node: NodeCheck, n_bytes: int, source_bytes: Sequence[int]) ->
     for i, (source, size) in enumerate(zip(node.sources, source_bytes, strict=True)):
         if source is None or i == through or source.buffer is not tensor.buffer or size == 0:
             continue
-        apart = source.offset + size <= tensor.offset or tensor.offset + n_bytes <= source.offset
-        if apart or not (is_contiguous(source) and is_contiguous(tensor)):
-            continue  # spans of strided views may interleave without sharing an element
-        in_place = tensor.op in IN_PLACE and _same_elements(source, tensor)
+        if source.offset + size <= tensor.offset or tensor.offset + n_bytes <= source.offset:
+            continue
         node.require(
-            in_place or is_same_place(source, tensor) and tensor.op is Op.CPY, f"the result overlaps source {i}"
+            ID_SOURCES.get(tensor.op) != i, f"the result overlaps source {i}, which says where to read or write"
         )
+        if is_contiguous(source) and is_contiguous(tensor):  # spans of others may interleave without sharing an element
+            node.require(_may_be_in_place(tensor, source, i), f"the result overlaps source {i}")
+
+
+def _may_be_in_place(tensor: PlacedTensor, source: PlacedTensor, i: int) -> bool:
+    """Whether an op that reads `source` may write its result over it."""
+    if tensor.op is Op.CPY:
+        return is_same_place(source, tensor)
+    if tensor.op not in IN_PLACE or i not in IN_PLACE_SOURCES.get(tensor.op, (i,)):
+        return False
+    return _same_elements(source, tensor) and (i == 0 or source.ne == tensor.ne)
 
 
 def _same_elements(a: PlacedTensor, b: PlacedTensor) -> bool:

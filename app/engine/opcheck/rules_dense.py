@@ -40,6 +40,7 @@ def mul_mat_id(n: NodeCheck) -> None:
     n.require(a.ne[0] == b.ne[0], f"rows of {a.ne[0]} and of {b.ne[0]} elements do not multiply")
     n.require(ids.ne[1] == b.ne[2], f"ids for {ids.ne[1]} tokens, source 1 has {b.ne[2]}")
     n.require(ids.ne[0] % b.ne[1] == 0, f"{b.ne[1]} rows per token do not serve {ids.ne[0]} experts")
+    n.require(ids.ne[0] * ids.ne[1] < 1 << 31, f"kernels count in 32 bits, the ids are {list(ids.ne)}")
     n.packed(a, "the matrices")
     n.packed(b, "source 1")
     n.fresh_f32((a.ne[1], ids.ne[0], ids.ne[1], 1))

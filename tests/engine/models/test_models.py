@@ -303,6 +303,16 @@ def test_a_missing_tensor_and_one_with_transposed_dimensions(make, tmp_path: Pat
         registry.load(GGUFFile.open(write_gguf(tmp_path / "t.gguf", spec.metadata(), turned)))
 
 
+@pytest.mark.parametrize("name", ["output_norm.weight", "blk.1.attn_norm.weight"])
+def test_a_norm_that_is_not_f32_is_refused_as_the_model_loads(tmp_path: Path, name: str) -> None:
+    spec = TinyLlama()
+    halved = [
+        replace(t, type=GGMLType.F16, data=np.ones(64, np.float16)) if t.name == name else t for t in spec.tensors()
+    ]
+    with pytest.raises(UnsupportedModel, match=rf"tensor '{name}' has type F16; norms, .* must be F32"):
+        registry.load(GGUFFile.open(write_gguf(tmp_path / "h.gguf", spec.metadata(), halved)))
+
+
 def test_a_weight_of_integers_is_refused(tmp_path: Path) -> None:
     spec = TinyLlama()
     odd = [

@@ -116,8 +116,7 @@ Compiled Compiler::compile(std::vector<Tensor> tensors, const std::vector<int32_
         claims.push_back(range_of(*node.out));
         for (int i = 0; i < kMaxSources; ++i) {
             const Tensor *source = node.src[i];
-            if (source && !is_plain(source->type) && !source->empty() &&
-                !(reads_as_matrix(node, i) && matrix_of(*source))) {
+            if (source && !source->empty() && !(reads_as_matrix(node, i) && matrix_of(*source))) {
                 claims.push_back(range_of(*source));
             }
         }
@@ -171,19 +170,20 @@ int64_t Compiler::reserve(int64_t bytes) {
 }
 
 int64_t Compiler::reserve_turn(int64_t bytes) {
-    // Two may live at a time: what a step reads, and what the next one was given meanwhile.
+    // Two may live at a time: what a step reads, and what the next one was given meanwhile; more only while one node
+    // needs them all.
     int64_t living = 0;
     for (const Cached &entry : cache_) {
         living += entry.capacity > 0;
     }
-    for (size_t i = 0; living >= 2 && i < cache_.size(); ++i) {
-        if (cache_[i].capacity > 0) {
-            turns_.push_back({reinterpret_cast<const char *>(cache_[i].offset),
-                              reinterpret_cast<const char *>(cache_[i].offset + cache_[i].capacity)});
-            cache_.erase(cache_.begin() + static_cast<int64_t>(i));
-            --living;
-            --i;
+    for (size_t i = 0; living >= 2 && i < cache_.size();) {
+        if (cache_[i].capacity == 0 || cache_[i].used_by == now_) {
+            ++i;
+            continue;
         }
+        give_room_back(cache_[i]);
+        cache_.erase(cache_.begin() + static_cast<int64_t>(i));
+        --living;
     }
     for (size_t i = 0; i < turns_.size(); ++i) {
         if (turns_[i].end - turns_[i].begin >= bytes) {
@@ -195,17 +195,26 @@ int64_t Compiler::reserve_turn(int64_t bytes) {
     return reserve(bytes);
 }
 
-const Compiler::Cached *Compiler::find(const int64_t (&key)[12], const Range &) const {
-    for (const Cached &entry : cache_) {
+void Compiler::give_room_back(const Cached &entry) {
+    if (entry.capacity > 0) {
+        turns_.push_back({reinterpret_cast<const char *>(entry.offset),
+                          reinterpret_cast<const char *>(entry.offset + entry.capacity)});
+    }
+}
+
+const Compiler::Cached *Compiler::find(const int64_t (&key)[12]) {
+    for (Cached &entry : cache_) {
         if (std::memcmp(entry.key, key, sizeof(entry.key)) == 0) {
+            entry.used_by = now_;
             return &entry;
         }
     }
     return nullptr;
 }
 
-void Compiler::remember(const int64_t (&key)[12], const Range &source, int64_t offset, int64_t capacity) {
-    Cached entry{source, {}, offset, capacity};
+void Compiler::remember(const int64_t (&key)[12], const Range &source, int64_t offset, int64_t capacity,
+                        const Range &second) {
+    Cached entry{source, second, {}, offset, capacity, now_};
     std::memcpy(entry.key, key, sizeof(entry.key));
     cache_.push_back(entry);
 }
@@ -213,14 +222,11 @@ void Compiler::remember(const int64_t (&key)[12], const Range &source, int64_t o
 void Compiler::forget_written(const Tensor &out) {
     const Range written = range_of(out);
     for (size_t i = 0; i < cache_.size();) {
-        if (!overlap(cache_[i].source, written)) {
+        if (!overlap(cache_[i].source, written) && !overlap(cache_[i].second, written)) {
             ++i;
             continue;
         }
-        if (cache_[i].capacity > 0) {
-            turns_.push_back({reinterpret_cast<const char *>(cache_[i].offset),
-                              reinterpret_cast<const char *>(cache_[i].offset + cache_[i].capacity)});
-        }
+        give_room_back(cache_[i]);
         cache_.erase(cache_.begin() + static_cast<int64_t>(i));
     }
 }
@@ -245,9 +251,10 @@ std::shared_ptr<Matrix> Compiler::matrix_of(const Tensor &weight) {
 
 void Compiler::join_matmuls(const Node &first, std::vector<Node> &together) {
     constexpr size_t kReach = 16;  // nodes: q, k and v with what stands between them
-    std::vector<Range> read, written;  // by the nodes in between
+    std::vector<Range> read, written;  // by those that join and by the nodes in between
     const Tensor &x = first.b();
     written.push_back(range_of(*first.out));
+    read.push_back(range_of(first.a()));
     for (size_t i = now_ + 1; i < nodes_.size() && i <= now_ + kReach; ++i) {
         const Node &node = nodes_[i];
         if (done_[i]) {
@@ -266,6 +273,8 @@ void Compiler::join_matmuls(const Node &first, std::vector<Node> &together) {
             !clashes(written, range_of(x)) && !overlap(out, range_of(x))) {
             together.push_back(node);
             done_[i] = true;
+            written.push_back(out);
+            read.push_back(range_of(node.a()));
             continue;
         }
         written.push_back(out);

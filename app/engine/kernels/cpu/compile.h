@@ -38,7 +38,7 @@ struct Compiled {
     std::vector<Tensor> tensors;
     std::vector<StepPtr> steps;
     std::vector<std::shared_ptr<Matrix>> matrices;  // weights the steps multiply by
-    std::vector<Range> claims;                      // other bytes of quantized tensors, and everything written
+    std::vector<Range> claims;                      // all other bytes that are read or written
     int64_t shared_bytes = 0;
     int64_t private_bytes = 0;
 };
@@ -76,10 +76,11 @@ public:
 
 private:
     struct Cached {
-        Range source;
+        Range source, second;
         int64_t key[12];
         int64_t offset;
         int64_t capacity;  // of activations, whose room is used again; 0 otherwise
+        size_t used_by;    // the last node that asked for it
     };
     // The rows that the last step, `step`, reads and writes.
     struct Chain {
@@ -89,8 +90,11 @@ private:
     bool joins(const RowStep &step, const std::vector<Tensor> &reads, const Tensor *writes) const;
     void take_node(size_t at);
     void forget_written(const Tensor &out);
-    const Cached *find(const int64_t (&key)[12], const Range &source) const;
-    void remember(const int64_t (&key)[12], const Range &source, int64_t offset, int64_t capacity = 0);
+    void give_room_back(const Cached &entry);
+    const Cached *find(const int64_t (&key)[12]);
+    // The key names all that the value depends on; a write to either range makes it forgotten.
+    void remember(const int64_t (&key)[12], const Range &source, int64_t offset, int64_t capacity = 0,
+                  const Range &second = {nullptr, nullptr});
 
     const Kernels &kernels_;
     Matrices &matrices_;
@@ -107,9 +111,19 @@ private:
 using Maker = void (*)(Compiler &, const Node &);
 Maker maker_of(Op op);  // null: no kernel
 
-// A row id of a tensor of I32 or I64; and a step that fails the run unless all of them are below n_rows.
-int64_t id_at(const Tensor &ids, int64_t i0, int64_t i1, int64_t i2);
-void check_ids(Compiler &, const Tensor &ids, int64_t n_rows, const char *what);
+// Row ids that were checked and copied to the arena: steps use these and never look at the tensor again, whose bytes
+// anything that runs after the check may change.
+struct Ids {
+    int64_t offset;  // of int64 [ne2][ne1][ne0]
+    int64_t ne[3];
+    int64_t at(const Context &context, int64_t i0, int64_t i1, int64_t i2) const {
+        return context.at<int64_t>(offset)[(i2 * ne[1] + i1) * ne[0] + i0];
+    }
+};
+constexpr int64_t kLaterWins = -1;
+// Adds a step that copies ids of I32 or I64, and fails the run unless all of them are below n_rows. With `last_wins`, of
+// equal ids along dimension 0 only the last stays; the others become kLaterWins.
+Ids check_ids(Compiler &, const Tensor &ids, int64_t n_rows, const char *what, bool last_wins = false);
 
 // The makers, by file.
 void make_binary(Compiler &, const Node &);

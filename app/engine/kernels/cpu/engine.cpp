@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <new>
+#include <utility>
 
 namespace tandem {
 
@@ -14,12 +15,12 @@ char *Arena::grow(int64_t bytes) {
     if (bytes > size_) {
         constexpr int64_t kPage = 4096;
         bytes = (bytes + kPage - 1) / kPage * kPage;
-        auto *fresh = static_cast<char *>(std::aligned_alloc(kPage, bytes));
-        if (!fresh) {
+        std::free(std::exchange(data_, nullptr));
+        size_ = 0;
+        data_ = static_cast<char *>(std::aligned_alloc(kPage, bytes));
+        if (!data_) {
             throw std::bad_alloc();
         }
-        std::free(data_);
-        data_ = fresh;
         size_ = bytes;
         // Tiles that are not full are computed to the end; what lies there must be numbers.
         std::memset(data_, 0, size_);
@@ -44,16 +45,16 @@ Program::Program(std::shared_ptr<Engine> engine, Compiled compiled)
             phases_.back().alone.push_back(step.get());
         }
     }
-    engine_->matrices.claim(compiled_.claims);
+    compiled_.matrices = engine_->matrices.claim(compiled_.claims, compiled_.matrices);
 }
 
 Program::~Program() { engine_->matrices.release(compiled_.claims); }
 
 std::string Program::execute() {
     engine_->matrices.settle(compiled_.matrices, engine_->pool);
-    context_.private_bytes = (compiled_.private_bytes + 255) / 256 * 256;
+    context_.private_bytes = private_bytes();
     context_.shared = engine_->shared_.grow(compiled_.shared_bytes);
-    context_.private_ = engine_->private_.grow(std::max<int64_t>(context_.private_bytes, 256) * engine_->pool.threads());
+    context_.private_ = engine_->private_.grow(context_.private_bytes * engine_->pool.threads());
     context_.failed = false;
     context_.failure.clear();
     engine_->pool.run(*this);

@@ -1,6 +1,7 @@
 // The native half of a CPU device: threads, weights and programs.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -60,6 +61,8 @@ public:
     // The same, and how many seconds each node's steps took, by its index among the tensors; for benchmarks. Rows that
     // went through several ops together count for the first.
     std::vector<std::pair<int32_t, double>> profile();
+    // Scratch that it needs while it runs; programs of an engine share it.
+    int64_t scratch_bytes() const { return compiled_.shared_bytes + private_bytes() * engine_->pool.threads(); }
     int64_t n_steps() const { return static_cast<int64_t>(compiled_.steps.size()); }
     int64_t n_phases() const { return static_cast<int64_t>(phases_.size()); }
 
@@ -74,6 +77,7 @@ private:
     void run(int64_t phase, int64_t task, int thread) override;
     void finish(int64_t phase) override;
     void note(const Step &step);
+    int64_t private_bytes() const { return std::max<int64_t>(256, (compiled_.private_bytes + 255) / 256 * 256); }
 
     std::shared_ptr<Engine> engine_;
     Compiled compiled_;

@@ -10,8 +10,12 @@ namespace {
 // Interleaving or putting back, group by group.
 class Rearrange final : public Job {
 public:
+    // All memory is taken here: a weight that is half rearranged could not be put right again.
     Rearrange(Matrix &matrix, bool pack, int n_threads) : m_(matrix), pack_(pack), scratch_(n_threads) {
         groups_ = m_.n_rows / kGroupRows;
+        for (std::vector<uint8_t> &scratch : scratch_) {
+            scratch.resize(kGroupRows * row_bytes(m_.type, m_.k));
+        }
     }
     int64_t phases() const override { return groups_ > 0 ? 1 : 0; }
     int64_t tasks(int64_t) const override { return m_.n_matrices * groups_; }
@@ -19,7 +23,6 @@ public:
         const int64_t row = row_bytes(m_.type, m_.k);
         uint8_t *group = m_.data + task / groups_ * m_.n_rows * row + task % groups_ * kGroupRows * row;
         std::vector<uint8_t> &scratch = scratch_[thread];
-        scratch.resize(kGroupRows * row);
         if (pack_) {
             pack_group_in_place(m_.type, m_.k, group, scratch.data());
         } else {
@@ -91,14 +94,26 @@ std::shared_ptr<Matrix> Matrices::add(const Matrix &like) {
     return matrix;
 }
 
-void Matrices::claim(const std::vector<Range> &ranges) {
+std::vector<std::shared_ptr<Matrix>> Matrices::claim(const std::vector<Range> &ranges,
+                                                     const std::vector<std::shared_ptr<Matrix>> &used) {
     const std::lock_guard<std::mutex> guard(lock_);
+    std::vector<std::shared_ptr<Matrix>> settled = used;
     for (const Range &range : ranges) {
         claims_.push_back(range);
         for (const std::shared_ptr<Matrix> &matrix : overlapping(range.begin, range.end)) {
             matrix->wanted = false;
+            settled.push_back(matrix);
         }
     }
+    for (const std::shared_ptr<Matrix> &matrix : used) {
+        const char *begin = reinterpret_cast<const char *>(matrix->data);
+        for (const std::shared_ptr<Matrix> &other : overlapping(begin, begin + matrix->bytes())) {
+            settled.push_back(other);
+        }
+    }
+    std::sort(settled.begin(), settled.end());
+    settled.erase(std::unique(settled.begin(), settled.end()), settled.end());
+    return settled;
 }
 
 void Matrices::release(const std::vector<Range> &ranges) {
@@ -139,18 +154,21 @@ void Matrices::forget(const char *begin, const char *end) {
     }
 }
 
-void Matrices::settle(const std::vector<std::shared_ptr<Matrix>> &used, Pool &pool) {
-    std::vector<std::shared_ptr<Matrix>> unsettled;
+void Matrices::settle(const std::vector<std::shared_ptr<Matrix>> &matrices, Pool &pool) {
+    std::vector<std::shared_ptr<Matrix>> to_pack, to_unpack;
     {
         const std::lock_guard<std::mutex> guard(lock_);
-        for (const std::shared_ptr<Matrix> &matrix : used) {
+        for (const std::shared_ptr<Matrix> &matrix : matrices) {
             if (matrix->packed != matrix->wanted) {
-                unsettled.push_back(matrix);
+                (matrix->wanted ? to_pack : to_unpack).push_back(matrix);
             }
         }
     }
-    for (const std::shared_ptr<Matrix> &matrix : unsettled) {
-        arrange(*matrix, matrix->wanted, pool);
+    for (const std::shared_ptr<Matrix> &matrix : to_unpack) {
+        arrange(*matrix, false, pool);
+    }
+    for (const std::shared_ptr<Matrix> &matrix : to_pack) {
+        arrange(*matrix, true, pool);
     }
 }
 

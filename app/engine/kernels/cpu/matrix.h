@@ -40,8 +40,10 @@ class Matrices {
 public:
     // The matrix at these bytes; one object for all programs. Never null.
     std::shared_ptr<Matrix> add(const Matrix &like);
-    // These bytes are used as they are by someone, until `release` gets the same ranges.
-    void claim(const std::vector<Range> &ranges);
+    // These bytes are used as they are by someone, until `release` gets the same ranges. A program that claims them
+    // and uses `used` settles what comes back: besides those, all matrices that lie in the way.
+    std::vector<std::shared_ptr<Matrix>> claim(const std::vector<Range> &ranges,
+                                               const std::vector<std::shared_ptr<Matrix>> &used);
     void release(const std::vector<Range> &ranges);
     // Puts back what overlaps [begin, end), or forgets that it was interleaved when all of it is to be overwritten.
     // In lane order.
@@ -49,7 +51,7 @@ public:
     // Forgets what overlaps [begin, end): the memory goes away.
     void forget(const char *begin, const char *end);
     // Interleaves what is wanted and puts back what is not; in lane order, before a program runs.
-    void settle(const std::vector<std::shared_ptr<Matrix>> &used, Pool &pool);
+    void settle(const std::vector<std::shared_ptr<Matrix>> &matrices, Pool &pool);
 
 private:
     using Map = std::map<uintptr_t, std::shared_ptr<Matrix>>;

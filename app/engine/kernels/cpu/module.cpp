@@ -1,14 +1,18 @@
 // The Python face of the CPU kernels: engines that compile and run programs, and what the device needs around them.
 #include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <cstring>
+#include <optional>
 
 #include "engine.h"
 #include "quants.h"
+#include "turn.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -45,7 +49,28 @@ std::shared_ptr<Program> compile(Engine &engine, nb::bytes tensors, std::vector<
     return engine.compile(std::move(table), nodes);
 }
 
-const char *pointer(uint64_t address) { return reinterpret_cast<const char *>(address); }
+char *pointer(uint64_t address) { return reinterpret_cast<char *>(address); }
+
+using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Room = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+std::shared_ptr<Turn> make_turn(const std::shared_ptr<Engine> &engine, const std::shared_ptr<Program> &program,
+                                uint64_t base, uint64_t inputs, uint64_t inputs_bytes, uint64_t rows,
+                                std::size_t n_columns, nb::bytes wishes) {
+    return std::make_shared<Turn>(engine, program, Window{base, pointer(inputs), inputs_bytes}, pointer(rows), n_columns,
+                                  std::string(wishes.c_str(), wishes.size()));
+}
+
+std::optional<std::string> run_turn(Turn &turn, const Bytes &items, const Room &out) {
+    if (out.size() != turn.n_bytes()) {
+        throw std::invalid_argument("the room has another size");
+    }
+    const nb::gil_scoped_release nogil;
+    if (!turn.fits(items.data(), items.size())) {
+        return std::nullopt;
+    }
+    return turn.run(items.data(), items.size(), out.data());
+}
 
 // Entries of a codebook, copied and kept for good.
 void load_codebook(int32_t which, nb::bytes entries) {
@@ -74,11 +99,14 @@ NB_MODULE(_cpu, m) {
     nb::class_<Program>(m, "Program")
         .def("run", &Program::execute, nb::call_guard<nb::gil_scoped_release>())
         .def("profile", &Program::profile, nb::call_guard<nb::gil_scoped_release>())
+        .def_prop_ro("scratch_bytes", &Program::scratch_bytes)
         .def_prop_ro("n_steps", &Program::n_steps)
         .def_prop_ro("n_phases", &Program::n_phases);
+    nb::class_<Turn>(m, "Turn").def("run", &run_turn, "items"_a, "out"_a);
     nb::class_<Engine>(m, "Engine")
         .def(nb::new_(&make_engine), "variant"_a, "n_threads"_a, "pin"_a)
         .def("compile", &compile, "tensors"_a, "nodes"_a)
+        .def("turn", &make_turn, "program"_a, "base"_a, "inputs"_a, "inputs_bytes"_a, "rows"_a, "n_columns"_a, "wishes"_a)
         .def("touch",
              [](Engine &e, uint64_t begin, uint64_t end, bool replaced) {
                  const nb::gil_scoped_release nogil;

@@ -8,6 +8,8 @@
 namespace tandem {
 namespace {
 
+constexpr int64_t kMostPartialBytes = 64 << 20;
+
 class AttentionStep final : public Step {
 public:
     AttentionStep(const Node &node, int64_t mask_offset, int64_t partial_offset, bool split, const Kernels &kernels)
@@ -149,7 +151,7 @@ int64_t Compiler::mask_rows(const Tensor *mask, int64_t n_kv) {
     const int64_t blocks = (n_kv + kAttentionBlock - 1) / kAttentionBlock;
     const int64_t key[12] = {3, mask ? reinterpret_cast<int64_t>(mask->data) : 0, rows, n_kv};
     const Range source{mask ? mask->data : nullptr, mask ? mask->data + mask->span_bytes() : nullptr};
-    if (const Cached *found = find(key, source)) {
+    if (const Cached *found = find(key)) {
         return found->offset;
     }
     const int64_t offset = reserve(rows * static_cast<int64_t>(sizeof(MaskRow)));
@@ -183,14 +185,13 @@ void make_attention(Compiler &c, const Node &node) {
     const Tensor &q = node.a(), &k = node.b(), &v = *node.src[2];
     const int64_t mask = c.mask_rows(node.src[3], k.ne[1]);
     // Few tokens over many cells: segments become tasks of their own, and their sums are folded afterwards.
-    const bool split = q.ne[1] * q.ne[3] <= 4 && AttentionStep::max_segments(k.ne[1]) > 1;
-    int64_t partial = 0;
-    if (split) {
-        const int64_t segments = AttentionStep::max_segments(k.ne[1]);
-        // Tiles of heads may be padded, at most twofold.
-        partial = c.reserve(2 * q.ne[1] * q.ne[2] * q.ne[3] * segments *
-                            AttentionStep::partial_row_floats(v.ne[0]) * static_cast<int64_t>(sizeof(float)));
-    }
+    // Where their sums would be large, the heads are tasks enough; either way folds the same sums in the same order.
+    const int64_t segments = AttentionStep::max_segments(k.ne[1]);
+    // Tiles of heads may be padded, at most twofold.
+    const int64_t partial_bytes = 2 * q.ne[1] * q.ne[2] * q.ne[3] * segments *
+                                  AttentionStep::partial_row_floats(v.ne[0]) * static_cast<int64_t>(sizeof(float));
+    const bool split = q.ne[1] * q.ne[3] <= 4 && segments > 1 && partial_bytes <= kMostPartialBytes;
+    const int64_t partial = split ? c.reserve(partial_bytes) : 0;
     auto step = std::make_unique<AttentionStep>(node, mask, partial, split, c.kernels());
     AttentionStep *attention = step.get();
     c.add(std::move(step));

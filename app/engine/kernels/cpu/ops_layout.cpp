@@ -223,19 +223,19 @@ void make_add1(Compiler &c, const Node &node) {
 }
 
 void make_add_id(Compiler &c, const Node &node) {
-    const Tensor x = node.a(), table = node.b(), ids = *node.src[2], y = *node.out;
-    check_ids(c, ids, table.ne[1], "ADD_ID");
+    const Tensor x = node.a(), table = node.b(), y = *node.out;
+    const Ids ids = check_ids(c, *node.src[2], table.ne[1], "ADD_ID");
     c.add(rows_step(y.rows(), rows_per_task(y.ne[0]), 0, [=](Context &context, int64_t begin, int64_t end, char *) {
         for (int64_t r = begin; r < end; ++r) {
             const Index i = index_of(y, r);
-            const int64_t id = id_at(ids, i.i1, i.i2, 0);
+            const int64_t id = ids.at(context, i.i1, i.i2, 0);
             context.kernels.binary_row(Op::ADD, floats(x, r), reinterpret_cast<const float *>(table.at(id, 0, 0)),
                                        y.ne[0], floats(y, r), y.ne[0]);
         }
     }));
 }
 
-// Indices in order of their values: NaN last, equal values by index.
+// Indices in order of their values: NaN last, equal values by index. Nobody may change the values meanwhile.
 void sort_indices(const float *x, int64_t n, bool descending, int64_t k, int32_t *out) {
     std::iota(out, out + n, 0);
     const auto before = [=](int32_t i, int32_t j) {
@@ -258,11 +258,13 @@ void sort_indices(const float *x, int64_t n, bool descending, int64_t k, int32_t
 void make_sort(Compiler &c, const Node &node) {
     const Tensor x = node.a(), y = *node.out;
     const bool descending = y.op == Op::TOP_K || node.param(0) == 1;
-    c.add(rows_step(y.rows(), rows_per_task(8 * x.ne[0]), x.ne[0] * 4,
+    c.add(rows_step(y.rows(), rows_per_task(8 * x.ne[0]), x.ne[0] * 8,
                     [=](Context &, int64_t begin, int64_t end, char *scratch) {
                         auto *order = reinterpret_cast<int32_t *>(scratch);
+                        auto *values = reinterpret_cast<float *>(order + x.ne[0]);
                         for (int64_t r = begin; r < end; ++r) {
-                            sort_indices(floats(x, r), x.ne[0], descending, y.ne[0], order);
+                            std::memcpy(values, floats(x, r), x.ne[0] * 4);
+                            sort_indices(values, x.ne[0], descending, y.ne[0], order);
                             std::memcpy(y.row(r), order, y.ne[0] * 4);
                         }
                     }));

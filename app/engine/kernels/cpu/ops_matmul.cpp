@@ -164,7 +164,7 @@ Activations Compiler::activations(const Tensor &x, int32_t tile, int32_t span) {
     const Range source{x.data, x.data + x.span_bytes()};
     int64_t bytes;
     layout_activations(0, padded * n_matrices, k, tile, span, bytes);
-    if (const Cached *found = find(key, source)) {
+    if (const Cached *found = find(key)) {
         return layout_activations(found->offset, padded * n_matrices, k, tile, span, bytes);
     }
     const int64_t offset = reserve_turn(bytes);
@@ -193,7 +193,7 @@ int64_t Compiler::float_copy(const Tensor &x) {
     const int64_t key[12] = {4, reinterpret_cast<int64_t>(x.data), static_cast<int64_t>(x.type), x.ne[0], x.ne[1],
                              x.ne[2], x.ne[3], x.nb[0], x.nb[1], x.nb[2], x.nb[3]};
     const Range source{x.data, x.data + x.span_bytes()};
-    if (const Cached *found = find(key, source)) {
+    if (const Cached *found = find(key)) {
         return found->offset;
     }
     const int64_t bytes = x.elements() * 4;

@@ -87,6 +87,8 @@ bool fold_like(Tensor &t, const Tensor &like) {
 
 }  // namespace
 
+namespace {
+
 int64_t id_at(const Tensor &ids, int64_t i0, int64_t i1, int64_t i2) {
     const char *p = ids.data + i0 * ids.nb[0] + i1 * ids.nb[1] + i2 * ids.nb[2];
     if (ids.type == Type::I64) {
@@ -99,22 +101,53 @@ int64_t id_at(const Tensor &ids, int64_t i0, int64_t i1, int64_t i2) {
     return value;
 }
 
-// Adds the check that every id is a row of the table; a wrong one fails the run before anything is written.
-void check_ids(Compiler &c, const Tensor &ids, int64_t n_rows, const char *what) {
-    c.add(rows_step(1, 1, 0, [=](Context &context, int64_t, int64_t, char *) {
+// Of equal ids only the last stays. `seen` has a bit for every row, in any state.
+void keep_last(int64_t *ids, int64_t n, uint64_t *seen) {
+    bool rising = true;
+    for (int64_t i = 1; i < n; ++i) {
+        rising = rising && ids[i - 1] < ids[i];
+    }
+    if (rising) {
+        return;
+    }
+    for (int64_t i = 0; i < n; ++i) {
+        seen[ids[i] / 64] &= ~(uint64_t{1} << ids[i] % 64);
+    }
+    for (int64_t i = n - 1; i >= 0; --i) {
+        uint64_t &word = seen[ids[i] / 64];
+        const uint64_t bit = uint64_t{1} << ids[i] % 64;
+        ids[i] = word & bit ? kLaterWins : ids[i];
+        word |= bit;
+    }
+}
+
+}  // namespace
+
+Ids check_ids(Compiler &c, const Tensor &ids, int64_t n_rows, const char *what, bool last_wins) {
+    const int64_t n = ids.ne[0];
+    const Ids out{c.reserve(n * ids.ne[1] * ids.ne[2] * 8), {n, ids.ne[1], ids.ne[2]}};
+    const bool may_repeat = last_wins && n > 1;
+    const int64_t seen_bytes = may_repeat ? (n_rows + 63) / 64 * 8 : 0;
+    c.add(rows_step(1, 1, seen_bytes, [=](Context &context, int64_t, int64_t, char *scratch) {
+        auto *checked = context.at<int64_t>(out.offset);
         for (int64_t i2 = 0; i2 < ids.ne[2]; ++i2) {
-            for (int64_t i1 = 0; i1 < ids.ne[1]; ++i1) {
-                for (int64_t i0 = 0; i0 < ids.ne[0]; ++i0) {
+            for (int64_t i1 = 0; i1 < ids.ne[1]; ++i1, checked += n) {
+                for (int64_t i0 = 0; i0 < n; ++i0) {
                     const int64_t id = id_at(ids, i0, i1, i2);
                     if (id < 0 || id >= n_rows) {
                         context.fail(std::string(what) + ": row id " + std::to_string(id) + " is out of range, the table has " +
                                      std::to_string(n_rows) + " rows");
                         return;
                     }
+                    checked[i0] = id;
+                }
+                if (may_repeat) {
+                    keep_last(checked, n, reinterpret_cast<uint64_t *>(scratch));
                 }
             }
         }
     }));
+    return out;
 }
 
 void make_copy(Compiler &c, const Node &node) {
@@ -134,8 +167,8 @@ void make_copy(Compiler &c, const Node &node) {
 }
 
 void make_get_rows(Compiler &c, const Node &node) {
-    const Tensor table = node.a(), ids = node.b(), out = *node.out;
-    check_ids(c, ids, table.ne[1], "GET_ROWS");
+    const Tensor table = node.a(), out = *node.out;
+    const Ids ids = check_ids(c, node.b(), table.ne[1], "GET_ROWS");
     const std::shared_ptr<Matrix> matrix = c.matrix_of(node.a());
     const int64_t bytes = row_bytes(table.type, table.ne[0]);
     c.add(rows_step(out.rows(), rows_per_task(out.ne[0]), floats_bytes(out.ne[0]) + bytes,
@@ -143,7 +176,7 @@ void make_get_rows(Compiler &c, const Node &node) {
                         for (int64_t r = begin; r < end; ++r) {
                             const int64_t i1 = r % out.ne[1], rest = r / out.ne[1];
                             const int64_t i2 = rest % out.ne[2], i3 = rest / out.ne[2];
-                            const int64_t id = id_at(ids, i1, i2, i3);
+                            const int64_t id = ids.at(context, i1, i2, i3);
                             const char *row = table.at(id, i2, i3);
                             if (table.type == Type::I32) {
                                 std::memcpy(out.row(r), row, bytes);
@@ -166,15 +199,19 @@ void make_get_rows(Compiler &c, const Node &node) {
 }
 
 void make_set_rows(Compiler &c, const Node &node) {
-    const Tensor data = node.a(), ids = node.b(), out = *node.out;
-    check_ids(c, ids, out.ne[1], "SET_ROWS");
+    const Tensor data = node.a(), out = *node.out;
+    const Ids ids = check_ids(c, node.b(), out.ne[1], "SET_ROWS", true);
     const int64_t n = data.ne[0];
     c.add(rows_step(data.rows(), rows_per_task(n), floats_bytes(n),
                     [=](Context &context, int64_t begin, int64_t end, char *scratch) {
                         for (int64_t r = begin; r < end; ++r) {
                             const int64_t i1 = r % data.ne[1], rest = r / data.ne[1];
                             const int64_t i2 = rest % data.ne[2], i3 = rest / data.ne[2];
-                            char *to = out.at(id_at(ids, i1, i2 % ids.ne[1], i3 % ids.ne[2]), i2, i3);
+                            const int64_t id = ids.at(context, i1, i2 % ids.ne[1], i3 % ids.ne[2]);
+                            if (id == kLaterWins) {
+                                continue;
+                            }
+                            char *to = out.at(id, i2, i3);
                             if (data.type == out.type) {
                                 std::memcpy(to, data.row(r), row_bytes(data.type, n));
                             } else {

@@ -90,13 +90,13 @@ float softplus(float x) {
 
 void make_scan(Compiler &c, const Node &node) {
     const Tensor state = node.a(), x = node.b(), dt = *node.src[2], a = *node.src[3], bb = *node.src[4],
-                 cc = *node.src[5], ids = *node.src[6], y = *node.out;
+                 cc = *node.src[5], y = *node.out;
     const int64_t n = state.ne[0], head = state.ne[1], heads = state.ne[2];
     const int64_t tokens = x.ne[2], sequences = x.ne[3], groups = bb.ne[1];
     const int64_t snapshots = std::max(1, node.param(0));
     const bool per_element = a.ne[0] > 1;
     const int64_t decay_n = per_element ? n : 1;
-    check_ids(c, ids, state.ne[3], "SSM_SCAN");
+    const Ids ids = check_ids(c, *node.src[6], state.ne[3], "SSM_SCAN");
     // The step of each head and token, and how much of the state it leaves.
     const int64_t steps = c.reserve(heads * tokens * sequences * 4);
     const int64_t decays = c.reserve(decay_n * heads * tokens * sequences * 4);
@@ -119,7 +119,7 @@ void make_scan(Compiler &c, const Node &node) {
             for (int64_t task = begin; task < end; ++task) {
                 const int64_t r = task % head, h = task / head % heads, b = task / head / heads;
                 const int64_t group = h / (heads / groups);
-                const int64_t slot = id_at(ids, b, 0, 0);
+                const int64_t slot = ids.at(context, b, 0, 0);
                 std::memcpy(row, state.at(r, h, slot), n * 4);
                 for (int64_t t = 0; t < tokens; ++t) {
                     const int64_t at = (b * tokens + t) * heads + h;

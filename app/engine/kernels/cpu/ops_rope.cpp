@@ -74,8 +74,10 @@ int64_t Compiler::rope_table(const Node &node) {
     std::memcpy(key + 5, &node.out->params[5], 6 * sizeof(int32_t));
     std::memcpy(key + 8, &node.out->params[11], 4 * sizeof(int32_t));
     key[10] = factors ? reinterpret_cast<int64_t>(factors->data) : 0;
+    key[11] = reinterpret_cast<int64_t>(positions.data);
     const Range source{positions.data, positions.data + positions.span_bytes()};
-    if (const Cached *found = find(key, source)) {
+    const Range second = factors ? Range{factors->data, factors->data + factors->span_bytes()} : Range{nullptr, nullptr};
+    if (const Cached *found = find(key)) {
         return found->offset;
     }
     const int64_t offset = reserve(tokens * 2 * pairs * static_cast<int64_t>(sizeof(float)));
@@ -93,7 +95,7 @@ int64_t Compiler::rope_table(const Node &node) {
             }
         }
     }));
-    remember(key, source, offset);
+    remember(key, source, offset, 0, second);
     return offset;
 }
 

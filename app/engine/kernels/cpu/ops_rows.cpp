@@ -186,9 +186,9 @@ void make_reduction(Compiler &c, const Node &node) {
                                     out[r * n + i] = total;
                                 }
                             } else if (op == Op::ARGMAX) {
-                                int64_t best = 0;
-                                for (int64_t i = 1; i < n; ++i) {
-                                    best = in[i] > in[best] ? i : best;
+                                int64_t best = 0;  // the first of the largest, or the first NaN
+                                for (int64_t i = 1; i < n && in[best] == in[best]; ++i) {
+                                    best = !(in[i] <= in[best]) ? i : best;
                                 }
                                 reinterpret_cast<int32_t *>(y.data)[r] = static_cast<int32_t>(best);
                             } else {

@@ -3,6 +3,7 @@
 #include <stdexcept>
 #include <string>
 #include <system_error>
+#include <utility>
 
 #if defined(__linux__)
 #include <pthread.h>
@@ -91,8 +92,10 @@ void Pool::run(Job &job) {
     if (job.phases() == 0) {
         return;
     }
-    job_ = &job;
     tasks_ = job.tasks(0);
+    job_ = &job;
+    failed_ = false;
+    failure_ = nullptr;
     next_[0].store(n_threads_, std::memory_order_relaxed);
     next_[1].store(n_threads_, std::memory_order_relaxed);
     if (n_threads_ > 1) {
@@ -102,6 +105,21 @@ void Pool::run(Job &job) {
         }
     }
     work(0);
+    if (failed_) {
+        std::rethrow_exception(std::exchange(failure_, nullptr));
+    }
+}
+
+// Does something for the job; what it throws is kept for `run`, as every thread must come to every barrier.
+template <class F>
+void Pool::guarded(F f) {
+    try {
+        f();
+    } catch (...) {
+        const std::lock_guard<std::mutex> guard(failure_lock_);
+        failure_ = failure_ ? failure_ : std::current_exception();
+        failed_ = true;
+    }
 }
 
 void Pool::live(int thread) {
@@ -132,19 +150,25 @@ void Pool::work(int thread) {
         // A thread can come late to a phase, but never to one that is over: the barrier counts every thread.
         std::atomic<int64_t> &next = next_[phase & 1];
         const int64_t tasks = tasks_;
-        for (int64_t task = thread; task < tasks; task = next.fetch_add(1, std::memory_order_relaxed)) {
-            job.run(phase, task, thread);
-        }
+        guarded([&] {
+            for (int64_t task = thread; task < tasks && !failed_.load(std::memory_order_relaxed);
+                 task = next.fetch_add(1, std::memory_order_relaxed)) {
+                job.run(phase, task, thread);
+            }
+        });
         const uint32_t seen = generation_.load(std::memory_order_acquire);
         if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 < n_threads_) {
             wait_for_generation(seen);
             continue;
         }
         // The last to arrive does what one thread must do, while its caches are warm, and opens the next phase.
-        job.finish(phase);
-        if (phase + 1 < phases) {
-            tasks_ = job.tasks(phase + 1);
-        }
+        tasks_ = 0;
+        guarded([&] {
+            if (!failed_) {
+                job.finish(phase);
+                tasks_ = phase + 1 < phases ? job.tasks(phase + 1) : 0;
+            }
+        });
         next_[(phase + 1) & 1].store(n_threads_, std::memory_order_relaxed);
         release();
     }

@@ -9,6 +9,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <exception>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -34,7 +35,8 @@ public:
     Pool &operator=(const Pool &) = delete;
 
     int threads() const { return n_threads_; }
-    // Works through the job and returns when it is done. One caller at a time; others wait.
+    // Works through the job and returns when it is done. One caller at a time; others wait. What a task throws is thrown
+    // here, the first of it, once nobody works on the job any more; tasks that had not begun are left out.
     void run(Job &job);
 
 private:
@@ -43,6 +45,8 @@ private:
     void wait_for_generation(uint32_t seen);
     void release();
     void stop();  // ends the other threads
+    template <class F>
+    void guarded(F f);
 
     const int n_threads_;
     const bool pin_;
@@ -59,6 +63,9 @@ private:
     alignas(64) Job *job_ = nullptr;
     int64_t tasks_ = 0;
     bool stop_ = false;
+    std::atomic<bool> failed_{false};
+    std::mutex failure_lock_;
+    std::exception_ptr failure_;
 };
 
 }  // namespace tandem

@@ -36,6 +36,9 @@ void find_scales(const float *x, int n, int span, Scale *scales) {
         // Where all is tiny the inverse would overflow: such a span counts as zeros.
         const bool tiny = maxima[i] <= 1e-30f;
         scales[i] = {tiny ? 0.0f : maxima[i] / 127.0f, tiny ? 0.0f : 127.0f / maxima[i]};
+        if (!(maxima[i] <= 3.402823466e38f)) {  // what is not finite makes all products of its span NaN
+            scales[i] = {__builtin_nanf(""), 0.0f};
+        }
     }
 }
 
@@ -50,11 +53,13 @@ void quantize_blocks(const float *x, int n, int64_t block, const Scale *scales, 
             folded[fold_place(2 * b)] = folded[fold_place(2 * b + 1)] = vf{};
             continue;
         }
-        const Wide inverse = wide(scales[(first + b) / blocks_per_span].inverse);
+        const Scale scale = scales[(first + b) / blocks_per_span];
+        const bool finite = scale.scale == scale.scale;
         int8_t *q = out.q + ((tile * (out.k / 32) + block + b) * out.tile + t) * 32;
         TANDEM_UNROLL
         for (int h = 0; h < 2; ++h) {
-            const WideInt whole = nearest(wide_load(x + 32 * b + 16 * h) * inverse);
+            const Wide value = finite ? wide_load(x + 32 * b + 16 * h) : wide(0.0f);
+            const WideInt whole = nearest(value * wide(scale.inverse));
             for (int i = 0; i < kParts; ++i) {
                 store_bytes(q + 16 * h + kNative * i, whole.part[i]);
             }

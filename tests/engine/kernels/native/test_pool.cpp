@@ -4,6 +4,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdio>
+#include <new>
 #include <thread>
 #include <vector>
 
@@ -109,12 +110,55 @@ void idle_team() {
     run_many(pool, 10, "a team that slept lost or repeated a task");
 }
 
+// Throws in one task of one phase, or between phases.
+class Failing final : public Job {
+public:
+    Failing(int64_t phase, int64_t task) : phase_(phase), task_(task) {}
+    int64_t phases() const override { return 5; }
+    int64_t tasks(int64_t) const override { return 9; }
+    void run(int64_t phase, int64_t task, int) override {
+        if (phase == phase_ && task == task_) {
+            throw std::bad_alloc();
+        }
+        late_ = late_ || phase > phase_;
+    }
+    void finish(int64_t phase) override {
+        if (phase == phase_ && task_ < 0) {
+            throw std::bad_alloc();
+        }
+    }
+    bool late() const { return late_; }
+
+private:
+    int64_t phase_, task_;
+    std::atomic<bool> late_{false};
+};
+
+void what_is_thrown_comes_out() {
+    for (const int n_threads : {1, 2, 5}) {
+        Pool pool(n_threads, false);
+        for (int i = 0; i < 300; ++i) {
+            Failing job(i % 5, i % 10 - 1);
+            bool thrown = false;
+            try {
+                pool.run(job);
+            } catch (const std::bad_alloc &) {
+                thrown = true;
+            }
+            check(thrown, "a team swallowed what a task threw");
+            check(!job.late(), "a team went on after a task threw");
+            run_many(pool, 2, "a team lost or repeated a task after one threw");
+        }
+    }
+}
+
 }  // namespace
 
 int main() {
     one_team();
     teams_that_come_and_go();
     two_teams();
+    what_is_thrown_comes_out();
     idle_team();
     std::fprintf(stderr, "%s\n", n_wrong == 0 ? "the pool keeps its promises" : "FAILED");
     return n_wrong == 0 ? 0 : 1;
