@@ -21,7 +21,7 @@ from app.engine.rows import RowSelection
 from app.errors import ConfigError, DeviceError, OutOfDeviceMemory, UnsupportedOp
 
 #: Names the arithmetic. To be changed whenever a kernel's order of operations changes.
-KERNEL_VARIANT = "cpu-exact-1"
+KERNEL_VARIANT = "cpu-exact-2"
 
 #: A record of native code's table of tensors: type, op, flags, view; ne; nb; parameters; sources; address, room, uses.
 _RECORD = struct.Struct("<iiIi4q4q16i10iQqq")

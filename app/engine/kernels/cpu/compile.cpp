@@ -266,7 +266,8 @@ void Compiler::join_matmuls(const Node &first, std::vector<Node> &together) {
         };
         const bool same = node.out->op == Op::MUL_MAT && node.src[1]->data == x.data && node.src[1]->type == x.type &&
                           std::memcmp(node.src[1]->ne, x.ne, sizeof(x.ne)) == 0 &&
-                          std::memcmp(node.src[1]->nb, x.nb, sizeof(x.nb)) == 0;
+                          std::memcmp(node.src[1]->nb, x.nb, sizeof(x.nb)) == 0 &&
+                          activation_span(node.a().type) == activation_span(first.a().type);
         // Moving it here must change nothing: nobody in between writes what it reads, or touches what it writes.
         if (same && !clashes(written, out) && !clashes(read, out) && !clashes(written, range_of(node.a())) &&
             !clashes(written, range_of(x)) && !overlap(out, range_of(x))) {

@@ -54,8 +54,8 @@ public:
     const Kernels &kernels() const { return kernels_; }
     int n_threads() const { return n_threads_; }
     void add(StepPtr step);
-    // A step whose row r is made of the rows r of `reads`, or of a row that all share. `writes` is null where rows go to
-    // the arena. Right behind another one it joins it, if no row needs another row of what the other one makes.
+    // A step whose row r is made of the rows r of `reads`, or of a row that all share. `writes` is null where rows go
+    // to the arena. Right behind another one it joins it, if no row needs another row of what the other one makes.
     void add_rows(std::unique_ptr<RowStep> step, std::vector<Tensor> reads, const Tensor *writes);
     // Bytes in the arena: for the whole program, or until two more were asked for in turn.
     int64_t reserve(int64_t bytes);
@@ -65,7 +65,7 @@ public:
 
     // Rows as bytes in tiles, rows as packed floats, mask bits, rope tables: made where the step list stands, unless
     // that was done before. What comes back are offsets in the arena.
-    Activations activations(const Tensor &x, int32_t tile);
+    Activations activations(const Tensor &x, int32_t tile, int32_t span);
     int64_t float_rows(const Tensor &x);
     int64_t float_copy(const Tensor &x);
     int64_t mask_rows(const Tensor *mask, int64_t n_kv);

@@ -8,6 +8,7 @@
 
 #include <utility>
 
+#include "kernels.h"
 #include "pack.h"
 #include "simd.h"
 
@@ -31,14 +32,15 @@ TANDEM_INLINE vi byte_scale(const uint8_t *field, int j, int part) {
 }
 
 // How blocks are multiplied, whatever they were decoded from: the largest byte (128: signed bytes), the offset to
-// subtract (a power of two, or 0), whether there is a minimum, elements per scale (32 or 16), and whether scales have
-// 22 bits or fewer and stay far below the largest float.
-template <int kMax_, int kOffset_, bool kMin_, int kSub_, bool kExactScale_ = true>
+// subtract (a power of two, or 0), whether there is a minimum, elements per scale (32 or 16), blocks of 32 that share
+// the activations' scale, and whether scales have 22 bits or fewer and stay far below the largest float.
+template <int kMax_, int kOffset_, bool kMin_, int kSub_, int kSpan_ = 1, bool kExactScale_ = true>
 struct Kind {
     static constexpr int kMax = kMax_;
     static constexpr int kOffset = kOffset_;
     static constexpr bool kMin = kMin_;
     static constexpr int kSub = kSub_;
+    static constexpr int kSpan = kSpan_;
     static constexpr bool kExactScale = kExactScale_;
 };
 
@@ -48,7 +50,8 @@ template <int kElements_, int kBlockBytes_, int kMax_, int kOffset_, bool kMin_,
 struct Shape {
     static constexpr int kElements = kElements_;
     static constexpr int kBlockBytes = kBlockBytes_;
-    using Kind = ::tandem::TANDEM_ISA::Kind<kMax_, kOffset_, kMin_, kSub_, kExactScale_>;
+    static constexpr int kSpan = kElements == kLongBlock ? kLongSpan / 32 : 1;
+    using Kind = ::tandem::TANDEM_ISA::Kind<kMax_, kOffset_, kMin_, kSub_, kSpan, kExactScale_>;
 };
 
 // Calls f(i) for i below kN. Unrolled, i is a constant and so are all shifts and places made of it, which is what a lone

@@ -16,6 +16,10 @@ list(TRANSFORM TANDEM_CPU_COMMON APPEND .cpp)
 set(TANDEM_OPTIMIZE -O3 CACHE STRING "How far to optimize kernels")
 set(EXACT ${TANDEM_OPTIMIZE} -ffp-contract=off -fno-math-errno -fno-trapping-math -Wall -Wextra -Wno-psabi)
 
+# gcc keeps a counter for each address of a loop, which for the long one of a lone token is more than there are registers.
+set_source_files_properties(${HERE}/matmul_quant.cpp PROPERTIES
+                            COMPILE_OPTIONS "$<$<CXX_COMPILER_ID:GNU>:-fno-ivopts>")
+
 function(tandem_kernels name)
   add_library(tandem_cpu_${name} OBJECT ${KERNELS})
   target_compile_definitions(tandem_cpu_${name} PRIVATE TANDEM_ISA=${name})

@@ -13,10 +13,12 @@ namespace tandem {
 // kTileTokens) so that a kernel reads a block of all its tokens from one place. For token t of a tile and block b of
 // `blocks` = k / 32:
 //   q[((tile_index * blocks + b) * tile + t) * 32 ...]    values in -127..127
-//   d[(tile_index * blocks + b) * tile + t]               scale
+//   d[(tile_index * blocks + b) * tile + t]               scale, the same for all blocks of a span
 //   sum32[same], sum16[((tile_index * blocks + b) * 2 + half) * tile + t]   scale times the sum of the values
 //   start32, start16[same]    kWholeBits - 128 times the sum: what integer sums with signed weights begin with
 constexpr int kTileTokens = 8;
+constexpr int kShortSpan = 32, kLongSpan = 128;
+constexpr int kLongBlock = 256;  // elements
 constexpr float kWhole = 12582912.0f;      // 1.5 * 2^23: floats around it are the whole numbers,
 constexpr int32_t kWholeBits = 0x4b400000;  // and as integers they follow each other
 struct Activations {
@@ -28,6 +30,7 @@ struct Activations {
     int32_t *start16;
     int64_t k;
     int32_t tile;
+    int32_t span;  // values that share a scale, see activation_span
 };
 
 // y = W x for a quantized W [n_rows, k].
@@ -168,6 +171,10 @@ struct Kernels {
 // The variants this machine can run, best first, and one of them by name (null: none of that name runs here).
 const Kernels *const *runnable_kernels();  // ends with null
 const Kernels *kernels_named(const char *name);
+
+// How many activations share a scale when weights of this type multiply them; 0: they stay floats. Next to weights in
+// blocks of 256 a scale for each 32 activations would cost more instructions than it is worth.
+int32_t activation_span(Type type);
 
 // Bytes of scratch that matmul_quant needs for rows of `k` elements, per thread.
 int64_t matmul_quant_scratch_bytes(Type type, int64_t k);

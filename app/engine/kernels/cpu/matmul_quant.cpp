@@ -2,12 +2,14 @@
 //
 // Per output element there is one order, whoever computes it: for each block of 32 (or half block, where sixteen
 // elements share a scale) the integer dot product, exactly; then acc = fma(float(dot) * weight_scale, x_scale, acc),
-// and acc = fma(minimum, x_sum, acc) where the format has minimums. Few tokens decode weights as they go; many tokens
-// decode sixteen rows into a panel once.
+// and acc = fma(minimum, x_sum, acc) where the format has minimums. Where blocks of a span share their x_scale it waits
+// for all of them: sum = fma(float(dot), weight_scale, sum) for each, and acc = fma(sum, x_scale, acc) after the last.
+// Few tokens decode weights as they go; many tokens decode sixteen rows into a panel once.
 //
 // The integer sum begins with the bits of kWhole, 1.5 * 2^23, so that read as a float it is kWhole + dot, exactly. One
 // fma then multiplies and takes the rest away again: fma(kWhole + dot, scale, -kWhole * scale) rounds the same
-// dot * scale once, since kWhole * scale is exact for scales of 22 bits and fewer.
+// dot * scale once, since kWhole * scale is exact for scales of 22 bits and fewer. Within a span a subtraction takes it
+// away, which other units than those of products do.
 #include <type_traits>
 
 #include "formats.h"
@@ -60,33 +62,55 @@ struct Scales {
 };
 TANDEM_INLINE Scales scales(vf d, vf m) { return {d, d * splat(-kWhole), m}; }
 
+// What is added up for some rows and a token: the result, and what waits for the scale of its span.
+struct Sums {
+    vf acc;
+    vf span;
+};
+
 template <class K>
-TANDEM_INLINE vf add_dot(vf acc, vi dot, const Scales &s, vf x_scale, float x_sum) {
-    const vf product = K::kExactScale ? fused((vf)dot, s.d, s.whole) : to_float(dot) * s.d;
-    acc = fused(product, x_scale, acc);
-    return K::kMin ? fused(s.m, splat(x_sum), acc) : acc;
+TANDEM_INLINE void add_dot(Sums &sums, vi dot, const Scales &s, float x_scale, float x_sum) {
+    if constexpr (K::kSpan > 1) {
+        sums.span = fused((vf)dot - splat(kWhole), s.d, sums.span);
+    } else {
+        const vf product = K::kExactScale ? fused((vf)dot, s.d, s.whole) : to_float(dot) * s.d;
+        sums.acc = fused(product, splat(x_scale), sums.acc);
+    }
+    if constexpr (K::kMin) {
+        sums.acc = fused(s.m, splat(x_sum), sums.acc);
+    }
+}
+
+// After the last block of a span, b: its sum gets its scale.
+template <class K, int kTile>
+TANDEM_INLINE void end_span(Sums &sums, const Tile &x, int64_t b, int t) {
+    if constexpr (K::kSpan > 1) {
+        sums.acc = fused(sums.span, splat(x.d[b * kTile + t]), sums.acc);
+        sums.span = vf{};
+    }
 }
 
 template <class K, int kTile>
-TANDEM_INLINE void add_block(vf &acc, const vb *w, const Scales &s0, const Scales &s1, const Tile &x, int64_t b, int t) {
+TANDEM_INLINE void add_block(Sums &sums, const vb *w, const Scales &s0, const Scales &s1, const Tile &x, int64_t b,
+                             int t) {
     const int8_t *q = x.q + (b * kTile + t) * 32;
-    const vf scale = splat(x.d[b * kTile + t]);
+    const float scale = x.d[b * kTile + t];
     if constexpr (K::kSub == 32) {
         const vi dot = dot_chunks<K::kMax, 8>(w, q, first_sum<K>(x.start32[b * kTile + t]));
-        acc = add_dot<K>(acc, dot, s0, scale, x.sum32[b * kTile + t]);
+        add_dot<K>(sums, dot, s0, scale, x.sum32[b * kTile + t]);
     } else {
         const int64_t at = 2 * b * kTile + t;
         const vi low = dot_chunks<K::kMax, 4>(w, q, first_sum<K>(x.start16[at]));
         const vi high = dot_chunks<K::kMax, 4>(w + 4, q + 16, first_sum<K>(x.start16[at + kTile]));
-        acc = add_dot<K>(acc, low, s0, scale, x.sum16[at]);
-        acc = add_dot<K>(acc, high, s1, scale, x.sum16[at + kTile]);
+        add_dot<K>(sums, low, s0, scale, x.sum16[at]);
+        add_dot<K>(sums, high, s1, scale, x.sum16[at + kTile]);
     }
 }
 
 #if defined(TANDEM_TOKEN_PAIRS)
 // Tokens t and t + 1 at once; `w` as pair_rows leaves it.
 template <class K, int kTile>
-TANDEM_INLINE void add_block_pair(vf *acc, const vb *w, const Scales &s0, const Scales &s1, const Tile &x, int64_t b,
+TANDEM_INLINE void add_block_pair(Sums *sums, const vb *w, const Scales &s0, const Scales &s1, const Tile &x, int64_t b,
                                   int t) {
     const int8_t *q = x.q + (b * kTile + t) * 32;
     const float *d = x.d + b * kTile + t;
@@ -99,7 +123,7 @@ TANDEM_INLINE void add_block_pair(vf *acc, const vb *w, const Scales &s0, const 
         vi dots[2] = {first_sum<K>(start[0]), first_sum<K>(start[1])};
         dot_pairs<K::kSub / 4>(w + 4 * half, q + 16 * half, q + 32 + 16 * half, dots);
         for (int i = 0; i < 2; ++i) {
-            acc[i] = add_dot<K>(acc[i], dots[i], half == 0 ? s0 : s1, splat(d[i]), sum[i]);
+            add_dot<K>(sums[i], dots[i], half == 0 ? s0 : s1, d[i], sum[i]);
         }
     }
 }
@@ -107,20 +131,20 @@ TANDEM_INLINE void add_block_pair(vf *acc, const vb *w, const Scales &s0, const 
 
 // kTokens tokens of a tile times a block of a panel.
 template <class K, int kTokens, int kTile>
-TANDEM_INLINE void add_blocks(vf *acc, vb *w, const Scales &s0, const Scales &s1, const Tile &x, int64_t b) {
+TANDEM_INLINE void add_blocks(Sums *sums, vb *w, const Scales &s0, const Scales &s1, const Tile &x, int64_t b) {
 #if defined(TANDEM_TOKEN_PAIRS)
     if constexpr (kTokens % 2 == 0) {
         pair_rows<8>(w);
         TANDEM_UNROLL
         for (int t = 0; t < kTokens; t += 2) {
-            add_block_pair<K, kTile>(acc + t, w, s0, s1, x, b, t);
+            add_block_pair<K, kTile>(sums + t, w, s0, s1, x, b, t);
         }
         return;
     }
 #endif
     TANDEM_UNROLL
     for (int t = 0; t < kTokens; ++t) {
-        add_block<K, kTile>(acc[t], w, s0, s1, x, b, t);
+        add_block<K, kTile>(sums[t], w, s0, s1, x, b, t);
     }
 }
 
@@ -148,7 +172,7 @@ void direct(const uint8_t *group, int64_t k, const Tile &x, float *const *out) {
     constexpr int kTogether = kTokens == 1 ? kParts : 1;  // a lone token leaves registers for all sixteen rows
     const int64_t n_blocks = k / F::kElements;
     for (int first = 0; first < kParts; first += kTogether) {
-        vf acc[kTogether][kTokens] = {};
+        Sums sums[kTogether][kTokens] = {};
         for (int64_t block = 0; block < n_blocks; ++block) {
             if constexpr (kTokens == 1 && F::kElements == 256) {
                 ask_ahead<typename F::Kind>(x, block + 1 < n_blocks ? 256 * (block + 1) : 0);
@@ -158,17 +182,20 @@ void direct(const uint8_t *group, int64_t k, const Tile &x, float *const *out) {
                 F::template decode<kTokens == 1>(group + block * F::kBlockBytes, first + p,
                           [&](int b, const vb *w, vf d0, vf m0, vf d1, vf m1) {
                               const Scales s0 = scales(d0, m0), s1 = scales(d1, m1);
+                              const int64_t at = block * (F::kElements / 32) + b;
                               TANDEM_UNROLL
                               for (int t = 0; t < kTokens; ++t) {
-                                  add_block<typename F::Kind, kTile>(acc[p][t], w, s0, s1, x,
-                                                                     block * (F::kElements / 32) + b, t);
+                                  add_block<typename F::Kind, kTile>(sums[p][t], w, s0, s1, x, at, t);
+                                  if (b % F::kSpan == F::kSpan - 1) {
+                                      end_span<typename F::Kind, kTile>(sums[p][t], x, at, t);
+                                  }
                               }
                           });
             }
         }
         for (int p = 0; p < kTogether; ++p) {
             for (int t = 0; t < kTokens; ++t) {
-                store(out[t] + (first + p) * kNative, acc[p][t]);
+                store(out[t] + (first + p) * kNative, sums[p][t].acc);
             }
         }
     }
@@ -178,7 +205,8 @@ void direct(const uint8_t *group, int64_t k, const Tile &x, float *const *out) {
 template <class K>
 using PanelKind = std::conditional_t<
     !kSignedNeedsInit, K,
-    std::conditional_t<K::kMin, Kind<127, 0, true, K::kSub, K::kExactScale>, Kind<128, 0, false, K::kSub, K::kExactScale>>>;
+    std::conditional_t<K::kMin, Kind<127, 0, true, K::kSub, K::kSpan, K::kExactScale>,
+                       Kind<128, 0, false, K::kSub, K::kSpan, K::kExactScale>>>;
 
 // Sixteen rows decoded: per block eight chunks of 64 bytes, and sixteen scales (and minimums) per (half) block.
 struct Panel {
@@ -218,35 +246,46 @@ void decode_panel(const uint8_t *group, int64_t first_block, int64_t n_blocks, c
     }
 }
 
-// A panel of n_blocks blocks of 32 times kTokens tokens of each of kTiles tiles that follow each other; adds to what out
-// holds unless `fresh`.
+// A block of a panel times kTokens tokens of each of kTiles tiles that follow each other.
+template <class K, int kTokens, int kTile, int kTiles>
+TANDEM_INLINE void add_panel_block(Sums *sums, const Panel &panel, int64_t b, int part, const Tile (&x)[kTiles]) {
+    constexpr int kScales = 32 / K::kSub;
+    vb w[8];
+    TANDEM_UNROLL
+    for (int c = 0; c < 8; ++c) {
+        w[c] = chunk(panel.w + 512 * b, c, part);
+    }
+    const int64_t at = kScales * b * 16 + kNative * part;
+    const Scales s0 = scales(load(panel.d + at), K::kMin ? load(panel.m + at) : vf{});
+    const Scales s1 = kScales == 1 ? s0 : scales(load(panel.d + at + 16), K::kMin ? load(panel.m + at + 16) : vf{});
+    TANDEM_UNROLL
+    for (int i = 0; i < kTiles; ++i) {
+        add_blocks<K, kTokens, kTile>(sums + i * kTokens, w, s0, s1, x[i], b);
+    }
+}
+
+// The same for all n_blocks blocks; adds to what out holds unless `fresh`.
 template <class K, int kTokens, int kTile, int kTiles>
 void panel_tiles(const Panel &panel, int64_t n_blocks, const Tile (&x)[kTiles], float *const *out, bool fresh) {
-    constexpr int kScales = 32 / K::kSub;
     for (int part = 0; part < kParts; ++part) {
-        vf acc[kTiles * kTokens];
+        Sums sums[kTiles * kTokens];
         TANDEM_UNROLL
         for (int t = 0; t < kTiles * kTokens; ++t) {
-            acc[t] = fresh ? vf{} : load(out[t] + part * kNative);
+            sums[t] = {fresh ? vf{} : load(out[t] + part * kNative), vf{}};
         }
-        for (int64_t b = 0; b < n_blocks; ++b) {
-            vb w[8];
+        for (int64_t b = 0; b < n_blocks; b += K::kSpan) {
             TANDEM_UNROLL
-            for (int c = 0; c < 8; ++c) {
-                w[c] = chunk(panel.w + 512 * b, c, part);
+            for (int i = 0; i < K::kSpan; ++i) {
+                add_panel_block<K, kTokens, kTile>(sums, panel, b + i, part, x);
             }
-            const int64_t at = kScales * b * 16 + kNative * part;
-            const Scales s0 = scales(load(panel.d + at), K::kMin ? load(panel.m + at) : vf{});
-            const Scales s1 = kScales == 1 ? s0 : scales(load(panel.d + at + 16),
-                                                         K::kMin ? load(panel.m + at + 16) : vf{});
             TANDEM_UNROLL
-            for (int i = 0; i < kTiles; ++i) {
-                add_blocks<K, kTokens, kTile>(acc + i * kTokens, w, s0, s1, x[i], b);
+            for (int t = 0; t < kTiles * kTokens; ++t) {
+                end_span<K, kTile>(sums[t], x[t / kTokens], b, t % kTokens);
             }
         }
         TANDEM_UNROLL
         for (int t = 0; t < kTiles * kTokens; ++t) {
-            store(out[t] + part * kNative, acc[t]);
+            store(out[t] + part * kNative, sums[t].acc);
         }
     }
 }
@@ -338,7 +377,7 @@ void panel_tile_pair(const Panel &panel, int64_t first_block, int64_t n_blocks, 
 
 // The types without an interleaved form: rows are unpacked into the panel one block after the other.
 struct Unpacked {
-    using Kind = ::tandem::TANDEM_ISA::Kind<128, 0, false, 16, false>;
+    using Kind = ::tandem::TANDEM_ISA::Kind<128, 0, false, 16, 1, false>;
 };
 
 void unpack_panel(const QuantMatmul &m, int64_t row, int n_rows, int64_t first, int64_t n, const Panel &panel) {
@@ -364,6 +403,38 @@ void unpack_panel(const QuantMatmul &m, int64_t row, int n_rows, int64_t first, 
 struct Span {
     int64_t group_begin, group_end, tile_begin, tile_end;
 };
+
+// Bytes that the next panel will be decoded from. They are asked for in pieces while this one is multiplied: decoding by
+// itself would wait for memory.
+struct Ahead {
+    const uint8_t *bytes;
+    int64_t n_bytes;
+
+    void ask(int64_t piece, int64_t n_pieces) const {
+        for (int64_t at = n_bytes * piece / n_pieces; at < n_bytes * (piece + 1) / n_pieces; at += 64) {
+            __builtin_prefetch(bytes + at, 0, 2);
+        }
+    }
+};
+
+// A panel times all tokens of a span.
+template <class K>
+void run_panel(const Panel &panel, int64_t first, int64_t n, const QuantMatmul &m, const Span &span, const Ahead &ahead,
+               Outputs &outputs) {
+    const int64_t n_tiles = span.tile_end - span.tile_begin;
+    int64_t tile = span.tile_begin;
+    if constexpr (kPairsOfTiles && K::kSpan == 1) {
+        const int64_t full = outputs.n_rows == 16 ? m.n_tokens / kTileTokens : 0;
+        for (; tile + 2 <= span.tile_end && tile + 2 <= full; tile += 2) {
+            ahead.ask((tile - span.tile_begin) / 2, (n_tiles + 1) / 2);
+            panel_tile_pair<K>(panel, first / 32, n / 32, m, tile, outputs);
+        }
+    }
+    for (; tile < span.tile_end; ++tile) {
+        ahead.ask(tile - span.tile_begin, n_tiles);
+        panel_tokens<K>(panel, first / 32, n / 32, m, tile, outputs);
+    }
+}
 
 template <class F>
 void run(const QuantMatmul &m, const Span &span, char *scratch) {
@@ -391,21 +462,14 @@ void run(const QuantMatmul &m, const Span &span, char *scratch) {
         }
         for (int64_t at = 0; at < m.k; at += kPanelElements) {
             const int64_t n = m.k - at < kPanelElements ? m.k - at : kPanelElements;
+            Ahead ahead{nullptr, 0};
             if constexpr (std::is_same_v<F, Unpacked>) {
                 unpack_panel(m, row, n_rows, at, n, panel);
             } else {
                 decode_panel<F>(group, at / F::kElements, n / F::kElements, panel);
+                ahead = {group + (at + n) / F::kElements * F::kBlockBytes, n / F::kElements * F::kBlockBytes};
             }
-            int64_t tile = span.tile_begin;
-            if constexpr (kPairsOfTiles) {
-                const int64_t full = n_rows == 16 ? m.n_tokens / kTileTokens : 0;
-                for (; tile + 2 <= span.tile_end && tile + 2 <= full; tile += 2) {
-                    panel_tile_pair<PanelKind<typename F::Kind>>(panel, at / 32, n / 32, m, tile, outputs);
-                }
-            }
-            for (; tile < span.tile_end; ++tile) {
-                panel_tokens<PanelKind<typename F::Kind>>(panel, at / 32, n / 32, m, tile, outputs);
-            }
+            run_panel<PanelKind<typename F::Kind>>(panel, at, n, m, span, ahead, outputs);
         }
     }
 }

@@ -119,7 +119,7 @@ private:
 };
 
 // Arrays of activations one behind the other, as offsets from `base`.
-Activations layout_activations(int64_t base, int64_t rows, int64_t k, int32_t tile, int64_t &bytes) {
+Activations layout_activations(int64_t base, int64_t rows, int64_t k, int32_t tile, int32_t span, int64_t &bytes) {
     const int64_t blocks = rows * (k / 32);
     int64_t at = base;
     const auto take = [&](int64_t size) {
@@ -136,6 +136,7 @@ Activations layout_activations(int64_t base, int64_t rows, int64_t k, int32_t ti
     x.start16 = reinterpret_cast<int32_t *>(take(blocks * 8));
     x.k = k;
     x.tile = tile;
+    x.span = span;
     bytes = at - base;
     return x;
 }
@@ -155,19 +156,19 @@ Activations from_row(Activations x, int64_t row) {
 }  // namespace
 
 // Rows of a stack are padded to whole tiles per matrix. Pointers are offsets in the arena.
-Activations Compiler::activations(const Tensor &x, int32_t tile) {
+Activations Compiler::activations(const Tensor &x, int32_t tile, int32_t span) {
     const int64_t k = x.ne[0], per_matrix = x.ne[1], n_matrices = x.ne[2] * x.ne[3];
     const int64_t padded = divide_up(per_matrix, tile) * tile;
     int64_t key[12] = {1, reinterpret_cast<int64_t>(x.data), static_cast<int64_t>(x.type), k, x.ne[1], x.ne[2],
-                       x.ne[3], x.nb[1], x.nb[2], x.nb[3], tile};
+                       x.ne[3], x.nb[1], x.nb[2], x.nb[3], tile, span};
     const Range source{x.data, x.data + x.span_bytes()};
     int64_t bytes;
-    layout_activations(0, padded * n_matrices, k, tile, bytes);
+    layout_activations(0, padded * n_matrices, k, tile, span, bytes);
     if (const Cached *found = find(key)) {
-        return layout_activations(found->offset, padded * n_matrices, k, tile, bytes);
+        return layout_activations(found->offset, padded * n_matrices, k, tile, span, bytes);
     }
     const int64_t offset = reserve_turn(bytes);
-    const Activations out = layout_activations(offset, padded * n_matrices, k, tile, bytes);
+    const Activations out = layout_activations(offset, padded * n_matrices, k, tile, span, bytes);
     // Whole tiles, whose rows share lines of the cache: two cores that write to one line wait for each other.
     const int64_t per_task = divide_up(rows_per_task(k), tile) * tile;
     add_rows(rows_step(per_matrix * n_matrices, per_task, divide_up(k, 16) * 64,
@@ -257,20 +258,16 @@ void make_matmul(Compiler &c, const Node &node) {
     std::vector<Node> together{node};
     c.join_matmuls(node, together);
     auto step = std::make_unique<MatmulStep>();
-    bool any_quantized = false, any_float = false;
-    for (const Node &n : together) {
-        (is_float(n.a().type) ? any_float : any_quantized) = true;
-    }
+    const int32_t span = activation_span(node.a().type);
     Activations x{};
     int64_t float_offset = -1;
-    if (any_quantized) {
-        x = c.activations(b, b.ne[1] == 1 ? 1 : kTileTokens);
-    }
-    if (any_float) {
+    if (span > 0) {
+        x = c.activations(b, b.ne[1] == 1 ? 1 : kTileTokens, span);
+    } else {
         float_offset = c.float_rows(b);
     }
     for (const Node &n : together) {
-        add_products(c, n, *step, is_float(n.a().type) ? nullptr : &x, float_offset);
+        add_products(c, n, *step, span > 0 ? &x : nullptr, float_offset);
     }
     c.add(std::move(step));
 }
@@ -303,7 +300,7 @@ public:
         units_per_task_ = std::max<int64_t>(
             1, std::min(divide_up(units_, 2 * static_cast<int64_t>(n_threads)), divide_up(kTaskBytes, unit_bytes)));
         if (quantized_) {
-            layout_activations(0, kTileTokens * kTilesAtOnce, a.ne[0], kTileTokens, gathered_bytes_);
+            layout_activations(0, kTileTokens * kTilesAtOnce, a.ne[0], kTileTokens, x.span, gathered_bytes_);
             scratch_ = gathered_bytes_ + matmul_quant_scratch_bytes(a.type, a.ne[0]);
         }
     }
@@ -355,7 +352,7 @@ public:
         }
         int64_t bytes;
         m.x = layout_activations(reinterpret_cast<intptr_t>(scratch), kTileTokens * kTilesAtOnce, a_.ne[0],
-                                 kTileTokens, bytes);
+                                 kTileTokens, x.span, bytes);
         for (int64_t first = 0; first < count; first += kTileTokens * kTilesAtOnce) {
             m.n_tokens = std::min<int64_t>(kTileTokens * kTilesAtOnce, count - first);
             m.out_index = y_rows + first;
@@ -415,7 +412,7 @@ void make_matmul_id(Compiler &c, const Node &node) {
     Activations x{};
     int64_t float_offset = -1;
     if (quantized) {
-        x = c.activations(source, 1);
+        x = c.activations(source, 1, activation_span(node.a().type));
     } else {
         float_offset = b.contiguous() ? -1 : c.float_copy(source);
     }

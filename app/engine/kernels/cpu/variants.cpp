@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "kernels.h"
+#include "pack.h"
 
 namespace tandem {
 
@@ -130,6 +131,13 @@ const ScalarFunctions &scalar_functions() {
     static const ScalarFunctions functions = {std::erf, elu, std::expm1, softplus, xielu,
                                               std::floor, std::ceil, std::round, std::trunc};
     return functions;
+}
+
+int32_t activation_span(Type type) {
+    if (is_plain(type)) {
+        return 0;
+    }
+    return is_packable(type) && traits(type).block_elements == kLongBlock ? kLongSpan : kShortSpan;
 }
 
 int64_t matmul_quant_scratch_bytes(Type type, int64_t k) {
