@@ -40,6 +40,7 @@ SERVING: Mapping[str, str] = {
     "decode_rows_total": "rows of ubatches that went on with an answer",
     "device_losses_total": "times that a device was lost",
     "preemptions_total": "sequences that had to give their blocks back before their end",
+    "programs_prepared_total": "programs that were prepared for shapes not met before",
     "prompt_rows_total": "rows of ubatches that read a prompt",
     "prompt_tokens_total": "tokens of the prompts that were begun",
     "requests_abort_total": "requests whose caller went away or asked to stop",

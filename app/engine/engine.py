@@ -128,6 +128,7 @@ class Engine:
             **self._overlap.counters(),
             "tokens_predicted_total": float(self._n_predicted),
             "device_losses_total": float(self._standing.n_losses),
+            "programs_prepared_total": float(self._standing.executor.n_prepared),
             "requests_in_flight": float(self._n_open),
             **{f"requests_{how}_total": float(n) for how, n in self._n_ended.items()},
         }
