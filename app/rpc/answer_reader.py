@@ -35,7 +35,7 @@ PAGE_BYTES = 4096
 
 #: So many answers in a row must be read by who waits for them before the reader's own thread rests, and so long it
 #: rests before it looks whether that is still so. An answer that nobody waits for may come late by that much, once.
-RESTS_AFTER, REST_S = 16, 0.02
+RESTS_AFTER, REST_S = 4, 0.02
 
 
 class AnswerReader:

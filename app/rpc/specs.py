@@ -33,8 +33,8 @@ class Layout:
         heads = self.codes[:-1] if self.has_tail else self.codes
         self._struct = struct.Struct("<" + "".join(_expanded(code) for code in heads))
         self.fixed_bytes = self._struct.size
-        self._plain = omit is None and not any("T" in code or code == "*" for code in self.codes)
-        self._values = _getter(names)
+        self._plain = omit is None and not any("T" in code for code in self.codes)
+        self._values = _getter(names[:-1] if self.has_tail else names)
 
     def pack(self, message: Any) -> bytes:
         """The bytes of everything but the tail."""
@@ -48,7 +48,7 @@ class Layout:
             elif code.endswith("T"):
                 for tensor in value:
                     values += tensor.values()
-            elif code != "*":
+            else:
                 values.append(value)
         return self._struct.pack(*values)
 
@@ -56,13 +56,10 @@ class Layout:
         """The message of a body that is at least `fixed_bytes` long."""
         values = self._struct.unpack_from(body)
         if self._plain:
-            return self.message_type(*values)
+            return self.message_type(*values, body[self.fixed_bytes :]) if self.has_tail else self.message_type(*values)
         decoded: dict[str, Any] = {} if self.omit is None else {self.omit: 0}
         at = 0
         for code, name in zip(self.codes, self._names, strict=True):
-            if code == "*":
-                decoded[name] = body[self.fixed_bytes :]
-                continue
             if not code.endswith("T"):
                 decoded[name] = values[at]
                 at += 1
