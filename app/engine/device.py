@@ -93,7 +93,8 @@ class Turn(ABC):
     def run(self, items: memoryview, out: memoryview) -> bool:
         """Write what `items` hold (a sequence of `address u64 | size u32 | data`), run, read into `out`; blocks.
 
-        False, and nothing was done: an address lies outside. Raises DeviceError for what went wrong in it.
+        False, and nothing was done: an address lies outside, the device has other things to do, or something before
+        has failed. Raises DeviceError for what went wrong in it, which the device then forgets.
         """
 
 

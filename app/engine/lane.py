@@ -81,6 +81,21 @@ class Lane:
         finally:
             self._release()
 
+    def do_if_idle(self, work: Callable[[], T], otherwise: T) -> T:
+        """Do a job now if nothing is before it and nothing has failed; else `otherwise`, and nothing is done.
+
+        What it raises is told to the caller alone.
+        """
+        with self._wake:
+            self._check_open()
+            if not self._is_idle() or self._error is not None:
+                return otherwise
+            self._busy = True
+        try:
+            return work()
+        finally:
+            self._release()
+
     def mark(self) -> Future[None]:
         """Resolves when everything queued before is done; reports an earlier job's error."""
         with self._wake:

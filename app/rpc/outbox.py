@@ -20,8 +20,8 @@ from app.rpc.awaited import Awaited
 #: A gate's value that says: do not send this command after all.
 SKIP: Final = object()
 
-#: One system call takes at most this many commands and, beyond the first, this many payload bytes.
-MAX_BATCH_COMMANDS = 128
+#: One system call takes about this many buffers (a command has one or two) and, beyond the first, payload bytes.
+MAX_BATCH_BUFFERS = 256
 MAX_BATCH_BYTES = 256 << 10
 
 
@@ -129,7 +129,7 @@ class Outbox:
         Expected answers are appended to `pending` in wire order.
         """
         batch = Batch()
-        while self._entries and len(batch.entries) < MAX_BATCH_COMMANDS and batch.n_bytes < MAX_BATCH_BYTES:
+        while self._entries and len(batch.buffers) < MAX_BATCH_BUFFERS and batch.n_bytes < MAX_BATCH_BYTES:
             entry = self._entries[0]
             if entry.gate is not None and not entry.gate.done():
                 break

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from concurrent.futures import Future
 
-from app.engine.device import Device, DeviceMemory, Handle, Turn
+from app.engine.device import Device, DeviceMemory, Handle
 from app.engine.program import Buffer
 from app.errors import OutOfDeviceMemory
 
@@ -71,9 +71,3 @@ class Station:
             self.device.allow_blocking(at_once)
             self.device.run(handle)
             return self.device.record()
-
-    def take_turn(self, turn: Turn, items: memoryview, out: memoryview) -> bool:
-        """As `Turn.run`, in the caller's thread if the device is idle."""
-        with self._lock:
-            self.device.allow_blocking()
-            return turn.run(items, out)

@@ -16,7 +16,7 @@ from app.errors import RemoteProtocolError
 from app.rpc import messages as m
 from app.rpc.computing import start
 from app.rpc.graphs import Graph
-from app.rpc.pushing import checked_outlet, push
+from app.rpc.pushing import INLINE_PUSH_BYTES, checked_outlet, push
 from app.rpc.receiving import write_items
 from app.rpc.sending import rows_at, send_rows
 from app.rpc.transfers import BATCH_ITEM
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 #: Turns kept per graph: what is wished for changes with the sampling of the requests that are being served.
 MAX_TURNS = 16
+
+#: Wishes of more rows than decode steps have go the way of all others: plans are kept with them.
+MAX_PLANNED_BYTES = 4 * 64
 
 #: The wishes for a region of floats.
 ONE_WHOLE_ROW = memoryview(RowSelection(0, (WHOLE,)).packed)
@@ -77,7 +80,8 @@ def push_turn(session: Session, request: m.PushTurn) -> None:
     graph = session.graphs.kept(request.device, request.graph_id)
     pushed = m.Push(request.route, request.sequence, request.address, request.size_bytes)
     outlet = checked_outlet(session, pushed)
-    if pushed.size_bytes % F32_BYTES == 0:
+    offset = session.holdings.at(pushed.address, pushed.size_bytes).offset
+    if pushed.size_bytes <= INLINE_PUSH_BYTES and (offset | pushed.size_bytes) % F32_BYTES == 0:
         read = m.ReadRows(pushed.address, pushed.size_bytes // F32_BYTES, ONE_WHOLE_ROW)
         if (answer := _taken(session, graph, read, request.items)) is not None:
             has_left = outlet.send(pushed.sequence, answer[ANSWER_HEADER.size :])
@@ -95,11 +99,16 @@ def _taken(session: Session, graph: Graph, read: m.ReadRows, items: memoryview) 
     """
     if not (session.answers.are_sent and session.workload.may_block(graph.station)):
         return None
+    if len(read.wishes) > MAX_PLANNED_BYTES:
+        return None
     planned = _planned(session, graph, read, items)
     if planned is None:
         return None
     answer = session.answer_room.take(planned.n_bytes)
-    return answer if graph.station.take_turn(planned.turn, items, answer[ANSWER_HEADER.size :]) else None
+    if not planned.turn.run(items, answer[ANSWER_HEADER.size :]):
+        return None
+    session.check()  # a run before may have failed just now
+    return answer
 
 
 def _planned(session: Session, graph: Graph, read: m.ReadRows, items: memoryview) -> PlannedTurn | None:

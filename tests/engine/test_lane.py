@@ -163,3 +163,21 @@ def test_a_closed_lane_takes_no_marks(may_block: bool) -> None:
         lane.mark()
     with pytest.raises(DeviceLost, match="closed"):
         lane.do(lambda: 1)
+
+
+def test_a_job_for_an_idle_lane_is_refused_by_one_that_is_busy_or_has_failed() -> None:
+    lane = Lane("test")
+    assert lane.do_if_idle(lambda: 1, 0) == 1
+    with pytest.raises(ZeroDivisionError):
+        lane.do_if_idle(lambda: 1 // 0, 0)
+    lane.mark().result(5)  # told to its caller alone
+    gate, runs = threading.Event(), threading.Event()
+    lane.submit(lambda: (runs.set(), gate.wait(5)))
+    assert runs.wait(5) and lane.do_if_idle(lambda: 1, 0) == 0
+    gate.set()
+    lane.mark().result(5)
+    failed = lane.call(lambda: 1 // 0)
+    assert failed.exception(5) is not None and lane.do_if_idle(lambda: 1, 0) == 0
+    with pytest.raises(ZeroDivisionError):
+        lane.mark().result(5)
+    lane.close()

@@ -90,6 +90,21 @@ def test_long_boundaries_go_in_pieces(pair: list[RpcDevice], monkeypatch: pytest
     assert bytes(far.read(target, 0, 4096).result(WAIT_S)) == data.tobytes()
 
 
+@pytest.mark.parametrize("at", [256, 258], ids=["floats", "odd"])
+def test_a_push_behind_a_run_takes_what_the_run_left(pair: list[RpcDevice], at: int) -> None:
+    near, far = pair
+    source, target = near.alloc(4096), far.alloc(4096)
+    handle, way = near.prepare(sum_program(source)), route(near, far)
+    for number in range(3):
+        terms = np.zeros(64, np.float32)
+        terms[:4], terms[32:36] = number, 1000
+        near.write(source, 0, terms.data.cast("B"))
+        near.run(handle)
+        way.push(source, at, 8).arrive(target, 0)
+        sums = np.full(4, 1000 + number, np.float32).tobytes()
+        assert bytes(far.read(target, 0, 8).result(WAIT_S)) == sums[at - 256 :][:8]
+
+
 def test_a_compute_waits_for_its_own_push_and_no_other() -> None:
     """Forty ubatches in flight over two stages, each with its own input."""
     with workers(2) as served, devices(*served) as (near, far):

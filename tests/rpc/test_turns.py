@@ -235,3 +235,52 @@ def test_a_turn_that_fails_ends_the_session_with_the_reason() -> None:
                 answer.result(WAIT_S)
     other = native()
     other.close()
+
+
+def test_a_turn_that_runs_out_of_memory_ends_its_own_session_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it raises must not wait in the device's lane for the next client."""
+    device = native()
+    cpu = pytest.importorskip("app.engine.devices.cpu")
+    with tcp_worker(device) as made, RawClient(made.port) as one, RawClient(made.port) as other:
+        mine, theirs = Held(one), Held(other)
+        sums = bytes(BEST.select(np.add(*TERMS).data.cast("B")))
+        assert one.ask(TAKE_TURN, mine.turn(*mine.terms)) == sums
+
+        class Poor:
+            def run(self, items: memoryview, out: memoryview) -> str:
+                raise MemoryError
+
+        with monkeypatch.context() as patched:
+            patched.setattr(cpu.CpuTurn, "run", with_native(cpu.CpuTurn.run, Poor()))
+            one.tell(TAKE_TURN, mine.turn(*mine.terms))
+            assert "refused an allocation" in refusal(one)
+        assert other.ask(TAKE_TURN, theirs.turn(*theirs.terms)) == sums
+        other.tell(131, struct.pack("<IQ", 0, 5))
+        assert other.ask(1, struct.pack("<I", 0))
+
+
+def with_native(run: Callable[..., bool], poor: object) -> Callable[..., bool]:
+    """`CpuTurn.run` over another native turn."""
+
+    def patched(turn: object, items: memoryview, out: memoryview) -> bool:
+        turn._native = poor  # type: ignore[attr-defined]
+        return run(turn, items, out)
+
+    return patched
+
+
+def test_a_turn_waits_for_no_other_client() -> None:
+    """While one client's program runs, another's turn takes the queued way, and a third gets its memory."""
+    gate, runs = threading.Event(), threading.Event()
+    device = native()
+    lane = device._lane  # type: ignore[attr-defined]
+    with tcp_worker(device) as made, RawClient(made.port) as one, RawClient(made.port) as other:
+        held = Held(one)
+        one.ask(TAKE_TURN, held.turn(*held.terms))
+        lane.allow_blocking(False)
+        lane.submit(lambda: (runs.set(), gate.wait(WAIT_S)))
+        assert runs.wait(WAIT_S)
+        one.tell(TAKE_TURN, held.turn(*held.terms))
+        assert other.ask(0, struct.pack("<IQ", 0, 4096))[:8] != bytes(8)
+        gate.set()
+        assert one.answer() == bytes(BEST.select(np.add(*TERMS).data.cast("B")))

@@ -120,13 +120,13 @@ class CpuTurn(Turn):
     def run(self, items: memoryview, out: memoryview) -> bool:
         handle = self._handle
 
-        def work() -> str | None:  # failures are told to this caller, and do not surface in the lane
+        def work() -> str | None:
             if handle.unusable is not None or handle.native is None:
                 return handle.unusable
             with memory_for(handle.device.name, handle.native.scratch_bytes):
                 return self._native.run(items, out)
 
-        failure = handle.device.in_lane(work)
+        failure = handle.device.if_idle(work, None)
         if failure:
             raise DeviceError(f"device {handle.device.name} failed in {handle.program_name}: {failure}")
         return failure is not None

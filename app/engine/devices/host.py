@@ -315,10 +315,10 @@ class HostDevice(Device):
         self._require_open()
         return self._lane.mark()
 
-    def in_lane(self, work: Callable[[], T]) -> T:
-        """Do something in lane order and wait for it."""
+    def if_idle(self, work: Callable[[], T], otherwise: T) -> T:
+        """Do something in this thread, if the lane has nothing to do; else `otherwise`."""
         self._require_open()
-        return self._lane.do(work)
+        return self._lane.do_if_idle(work, otherwise)
 
     def allow_blocking(self, allowed: bool = True) -> None:
         self._lane.allow_blocking(allowed)
