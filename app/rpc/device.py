@@ -21,6 +21,7 @@ from app.engine.route import Route
 from app.engine.rows import F32_BYTES, RowSelection
 from app.errors import DeviceError, DeviceLost, OutOfDeviceMemory, TandemError, UnsupportedOp
 from app.rpc.awaited import Awaited
+from app.rpc.handle import RpcHandle
 from app.rpc.link import Link, RpcBuffer
 from app.rpc.lower import Address, describe_tensor, encode_graph
 from app.rpc.messages import (
@@ -68,33 +69,6 @@ class _Frames:
 
     record: bytes
     recompute: bytes
-
-
-class RpcHandle(Handle):
-    """A program as the worker gets it: the frame that sends it whole, or the frame that names it."""
-
-    __slots__ = ("buffers", "device", "frame", "graph_id", "refusal", "released")
-
-    def __init__(
-        self, device: RpcDevice, program_name: str, frame: bytes, graph_id: int | None, buffers: frozenset[RpcBuffer]
-    ) -> None:
-        super().__init__(program_name)
-        self.device = device
-        self.frame = frame
-        self.graph_id = graph_id
-        self.buffers = buffers
-        self.released = False
-        #: What the worker said against it, once it was heard.
-        self.refusal: str | None = None
-
-    @property
-    def flaw(self) -> str | None:
-        """Why it must not run any more. A stock worker would not survive a graph on memory that is gone."""
-        if self.released:
-            return "it was released"
-        if self.refusal is not None:
-            return self.refusal
-        return None if all(buffer.live for buffer in self.buffers) else "a buffer that it uses was freed"
 
 
 class RpcDevice(Device):
@@ -292,7 +266,7 @@ class RpcDevice(Device):
             if reason := bytes(answer.result()).decode(errors="replace"):
                 raise UnsupportedOp(self.name, program.name, reason)
         else:  # the answer comes behind those of all that is being computed, which must not hold anybody up
-            answer.add_done_callback(lambda heard: _note_refusal(handle, heard))
+            answer.add_done_callback(handle.note_refusal)
         return handle
 
     def run(self, handle: Handle) -> None:
@@ -395,10 +369,3 @@ class RpcDevice(Device):
                     *(1, tensor.type, place.remote_ptr, tensor.ne, tensor.nb), data=place.base + tensor.offset
                 )
                 self._sender.tell(InitTensor(record))
-
-
-def _note_refusal(handle: RpcHandle, heard: Future[memoryview]) -> None:
-    """What was sent to the worker in the meantime has failed there, or the connection has."""
-    error = heard.exception()
-    reason = str(error) if error is not None else bytes(heard.result()).decode(errors="replace")
-    handle.refusal = reason or None

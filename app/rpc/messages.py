@@ -1,4 +1,4 @@
-"""One frozen dataclass per command and per kind of answer; `specs` says how each lies on the wire.
+"""One frozen dataclass per command, and those of answers in `answer_messages`; `specs` says how each lies on the wire.
 
 A message is scalars and tensor records in the order of its fields; open tails (graphs, batches) are memoryviews. The
 bulk data of SET_TENSOR and GET_TENSOR is not part of any message: it goes straight between socket and memory.
@@ -9,6 +9,27 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from app.rpc.answer_messages import (
+    Allocated as Allocated,
+)
+from app.rpc.answer_messages import (
+    Challenge as Challenge,
+)
+from app.rpc.answer_messages import (
+    HelloAnswer as HelloAnswer,
+)
+from app.rpc.answer_messages import (
+    MemoryAnswer as MemoryAnswer,
+)
+from app.rpc.answer_messages import (
+    Proof as Proof,
+)
+from app.rpc.answer_messages import (
+    Ticket as Ticket,
+)
+from app.rpc.answer_messages import (
+    Value as Value,
+)
 from app.rpc.wire import NO_CAPS, Command, RpcTensor
 
 
@@ -343,62 +364,6 @@ class PushData:
 
     command: ClassVar[Command] = Command.PUSH_DATA
     sequence: int
-
-
-@dataclass(frozen=True, slots=True)
-class HelloAnswer:
-    """Who answers: the protocol version, and a pad byte that only Tandem workers set."""
-
-    major: int
-    minor: int
-    patch: int
-    pad: int
-    conn_caps: bytes = NO_CAPS
-
-
-@dataclass(frozen=True, slots=True)
-class Allocated:
-    """A new buffer; zeros mean the allocation was refused."""
-
-    remote_ptr: int
-    size_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Value:
-    """One unsigned number: an alignment, a size, an address, a count or a result of 0 or 1."""
-
-    value: int
-
-
-@dataclass(frozen=True, slots=True)
-class Challenge:
-    """A worker's nonce, and whether it serves only those who hold its token."""
-
-    demanded: int
-    nonce: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Proof:
-    """A worker's own proof."""
-
-    proof: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Ticket:
-    """Good for one connection from another worker."""
-
-    ticket: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryAnswer:
-    """Free and total bytes of a device."""
-
-    free_bytes: int
-    total_bytes: int
 
 
 Request = (
