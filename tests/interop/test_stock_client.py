@@ -28,6 +28,8 @@ RMS |= {"gemma3-Q4_K_M": 0.21, "qwen3moe-Q4_K_M": 0.15, "gpt-oss-MXFP4_MOE": 0.1
 STEPS = 24
 #: Models that llama.cpp itself soon answers otherwise when it computes in another way: steps that must agree.
 UNDECIDED = {"SmolLM2": 4, "qwen35-Q4_K_M": 4}
+#: Behind its short prompt llama.cpp leads by half of what its own rounding moves logits: that decides nothing.
+PROMPTS = {"qwen35-Q4_K_M": "prompt_100"}
 ONE_THREAD = fleet.LocalOptions(threads=1)
 
 
@@ -63,7 +65,7 @@ def test_the_same_tokens_as_on_its_own_cpu(name: str, device: str, n_workers: in
         prompt = np.load(goldens_dir() / "real" / "smollm2-135m.npz")["english_tokens"].tolist()
     else:
         model = goldens_dir() / "models" / f"{name}.gguf"
-        prompt = np.load(goldens_dir() / "logits" / f"{name}.npz")["prompt_7"].tolist()
+        prompt = np.load(goldens_dir() / "logits" / f"{name}.npz")[PROMPTS.get(name, "prompt_7")].tolist()
     near = run_stock_client(model, prompt, STEPS)
     with ExitStack() as stack:
         workers = [stack.enter_context(tcp_worker(*fleet.open_local((device,), ONE_THREAD))) for _ in range(n_workers)]
