@@ -50,13 +50,18 @@ class Answer:
         self.n_tokens += 1
         if info.token in self._tokenizer.eog and not self._ignore_eos:
             return self.finish(FinishReason.STOP)
-        text = self._detokenizer.push(info.token)
+        text = self._detokenizer.push_piece(info.piece)
+        is_last = self._max_tokens is not None and self.n_tokens >= self._max_tokens
+        if text and self._stops.is_idle and not self._held and not is_last:  # nearly every token: it leaves at once
+            self._n_produced += len(text)
+            self._n_emitted += len(text)
+            return Delta(text=text, tokens=(info,))
         self._hold(info, text)
         result = self._stops.push(text)
         if result.matched is not None:
             self.finish_reason, self.stop_string = FinishReason.STOP, result.matched
             return self._emit(result.text)
-        if self._max_tokens is not None and self.n_tokens >= self._max_tokens:
+        if is_last:
             return self.finish(FinishReason.LENGTH, before=result.text)
         return self._emit(result.text)
 

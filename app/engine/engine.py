@@ -193,15 +193,18 @@ class Engine:
         self._fail_all(NotReady("the server is shutting down"))
 
     def _step(self) -> None:
+        has_news = bool(self._inbox)
         while self._inbox:
             self._inbox.popleft()()
         for ended in self._scheduler.expire(self._clock()):
             self._end_late(ended)
-        if self._standing.can_compute:
+            has_news = True
+        if has_news and self._standing.can_compute:  # else there is no more to submit than there was
             self._fill_lanes()
         while self._running and self._running[0].done.done():
             self._take(self._running.popleft())
             self._fill_lanes()
+        self._overlap.learn()
 
     def _is_idle(self) -> bool:
         if self._inbox or self._stopping:
@@ -216,8 +219,11 @@ class Engine:
     def _fill_lanes(self) -> None:
         executor = self._standing.executor
         n_stages = len(executor.stages)
-        while len(self._running) < self._overlap.n_in_flight(n_stages, self._running):
-            budget = self._overlap.budget(n_stages, self._scheduler.demand(), self._running)
+        while self._overlap.has_room(n_stages, self._running):
+            demand = self._scheduler.demand()
+            if demand.is_scheduled:
+                return
+            budget = self._overlap.budget(n_stages, demand, self._running)
             ubatch = self._scheduler.schedule(self._clock(), budget)
             if ubatch is None:
                 return

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 from app.engine.executor import Running
-from app.engine.pacing import Pacing
+from app.engine.pacing import Pacing, least_in_flight
 from app.engine.serving.types import Budget, Demand
 from app.engine.trace import Timeline, Trace, TracedUbatch
 
@@ -19,24 +20,28 @@ class Overlap:
         self._timeline = Timeline()
         self._n_at_least = n_at_least
         self._trace = trace
+        self._unlearned: deque[tuple[Running, float, int]] = deque()
 
-    def n_in_flight(self, n_stages: int, running: Sequence[Running]) -> int:
-        """As many ubatches as keep all stages busy; what runs at once is limited by memory too."""
-        if n_stages == 1 or not running:
-            return self._n_at_least
+    def has_room(self, n_stages: int, running: Sequence[Running]) -> bool:
+        """Whether one more ubatch may be in flight: as many as keep all stages busy, limited by memory too."""
+        n = len(running)
+        if n < self._n_at_least or n_stages == 1 or not running:
+            return n < self._n_at_least
+        if n < least_in_flight(n_stages):
+            return True
         last = running[-1].ubatch
-        return max(self._n_at_least, self._pacing.n_in_flight(n_stages, last.n_tokens, last.n_visible))
+        return n < self._learned().n_in_flight(n_stages, last.n_tokens, last.n_visible)
 
     def budget(self, n_stages: int, demand: Demand, running: Sequence[Running]) -> Budget:
         """How long the next prompt chunk is, and how many sequences a decode group has: all over one stage."""
         n_prompt = n_decode = None
         if demand.n_prompt_tokens:
             in_flight = [(one.ubatch.n_tokens, float(one.ubatch.n_visible)) for one in running]
-            n_prompt = self._pacing.prompt_chunk(n_stages, demand.prompts, in_flight)
+            n_prompt = self._learned().prompt_chunk(n_stages, demand.prompts, in_flight)
             if demand.n_decoding:
                 n_prompt = self._chunk_beside(n_stages, demand, running, n_prompt)
         if demand.n_decoding > 1:
-            n_groups = self._pacing.n_groups(n_stages, demand.n_decoding)
+            n_groups = self._learned().n_groups(n_stages, demand.n_decoding) if n_stages > 1 else 1
             n_decode = -(-demand.n_decoding // n_groups)
             if not demand.n_prompt_tokens and len(running) >= n_groups:
                 n_decode = 0  # who is ready now waits for the next group, or there would be ever more and smaller ones
@@ -50,14 +55,31 @@ class Overlap:
         seen = [one.ubatch.n_visible / one.ubatch.n_tokens for one in running if one.ubatch.n_decode]
         row_cells = min(seen, default=0.0)  # rows of a prompt beside them may see more
         ready, now = (n_ready, n_ready * row_cells), (n_now, n_now * row_cells)
-        return self._pacing.chunk_beside(n_stages, demand.prompts, ready, now, most)
+        return self._learned().chunk_beside(n_stages, demand.prompts, ready, now, most)
 
     def note(self, running: Running, now_s: float, n_prepared: int) -> None:
-        """A ubatch has run. If programs were prepared meanwhile, `n_prepared` in all, its times say nothing."""
+        """A ubatch has run. If programs were prepared meanwhile, `n_prepared` in all, its times say nothing.
+
+        It is learned from as soon as a decision depends on it, or else by `learn`.
+        """
+        self._unlearned.append((running, now_s, n_prepared))
+
+    def learn(self) -> None:
+        """Learn from what was noted: for a moment in which the devices have something to do."""
+        while self._unlearned:
+            self._learn(*self._unlearned.popleft())
+
+    def _learned(self) -> Pacing:
+        self.learn()
+        return self._pacing
+
+    def _learn(self, running: Running, now_s: float, n_prepared: int) -> None:
         marks, ubatch = running.marks, running.ubatch
         spans = self._timeline.take(marks, now_s)
-        for span in spans if n_prepared == running.n_prepared else ():
-            self._pacing.note(span.stage, marks.n_rows, ubatch.n_visible, span.busy_s, queued=span.queued)
+        if n_prepared == running.n_prepared:
+            n_visible = ubatch.n_visible
+            for span in spans:
+                self._pacing.note(span.stage, marks.n_rows, n_visible, span.busy_s, queued=span.queued)
         if self._trace is not None:
             requests = tuple(sequence.request_id for sequence in ubatch.sequences)
             n_prompt = ubatch.n_tokens - ubatch.n_decode

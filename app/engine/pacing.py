@@ -143,9 +143,9 @@ class Pacing:
 
     def n_groups(self, n_stages: int, n_decoding: int) -> int:
         """Into how many groups sequences that decode shall be divided: up to one per stage where that pays."""
-        if n_stages < 2 or n_decoding < 2 or not all(s.is_measured for s in self._known(n_stages)):
-            return 1
         stages = self._known(n_stages)
+        if n_stages < 2 or n_decoding < 2 or not all(s.is_measured for s in stages):
+            return 1
         rounds_s = [self._round_s(stages, n_decoding, n) for n in range(1, min(n_stages, n_decoding) + 1)]
         best_s = min(rounds_s)
         return 1 + rounds_s.index(best_s) if best_s <= WORTH_IT * rounds_s[0] else 1
@@ -156,8 +156,9 @@ class Pacing:
         if n_stages < 2 or not all(stage.is_measured for stage in stages):
             return least
         n_rows = self.padded(n_rows)
-        way_s = sum(max(s.seconds(n_rows, cells, alone=True), s.seconds(n_rows, cells)) for s in stages)
-        slowest_s = _slowest_s(stages, n_rows, cells)
+        turns_s = [stage.seconds(n_rows, cells) for stage in stages]
+        alone_s = [stage.seconds(n_rows, cells, alone=True) for stage in stages]
+        way_s, slowest_s = sum(map(max, alone_s, turns_s)), max(turns_s)
         return min(4 * n_stages, max(least, 1 + -int(-way_s // slowest_s))) if slowest_s > 0 else least
 
     def _known(self, n_stages: int) -> list[StageTimes]:

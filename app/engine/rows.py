@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import lt
 from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from app.engine.serving.vocab_ops import Logits, best_numpy, log_total, top_numpy
+from app.engine.serving.vocab_ops import Logits, best, best_numpy, log_total, top_numpy
 from app.engine.serving.weights import ONE, weigh
 from app.errors import DeviceError
 
@@ -128,18 +129,23 @@ class RowSelection:
     def rows(self, selected: memoryview) -> list[Row]:
         """The rows of what was selected; they are views of it. Raises DeviceError for tokens that do not exist."""
         found: list[Row] = []
-        for wish, at in zip(self.wishes, self._places(), strict=True):
+        at, data = 0, selected.cast("B")
+        for wish in self.wishes:
+            end = at + self._row_bytes(wish)
             if wish.n_best:
-                (total,) = _TOTAL.unpack_from(selected, at)
-                tokens, values = _entries(selected, at, wish.n_best)
-                if int(tokens[-1]) >= self.n_columns or not (tokens[1:] > tokens[:-1]).all():
-                    raise DeviceError(
-                        f"a device named tokens that are not {wish.n_best} rising ones of {self.n_columns}"
-                    )
-                found.append(BestRow(tokens, values, total))
+                found.append(self._record(data[at:end], wish.n_best))
             else:
-                found.append(WholeRow(np.frombuffer(selected, np.float32, self.n_columns, at)))
+                found.append(WholeRow(np.frombuffer(data[at:end], np.float32)))
+            at = end
         return found
+
+    def _record(self, data: memoryview, n: int) -> BestRow:
+        logits_at = _TOTAL.size + n * F32_BYTES
+        tokens = data[_TOTAL.size : logits_at].cast("I")
+        ids = tokens.tolist()
+        if ids[-1] >= self.n_columns or not all(map(lt, ids, ids[1:])):
+            raise DeviceError(f"a device named tokens that are not {n} rising ones of {self.n_columns}")
+        return BestRow(tokens, data[logits_at:].cast("f"), _TOTAL.unpack_from(data)[0])
 
     def _places(self) -> Iterator[int]:
         """Where each row's part begins in what is sent."""
@@ -165,6 +171,15 @@ class Row(Protocol):
     def token(self, place: int) -> int:
         """The token whose logit stands there."""
 
+    def logit(self, place: int) -> float:
+        """The logit that stands there."""
+
+    def best(self, barred: Collection[int] = ()) -> int | None:
+        """Where the largest logit stands, or the largest of a token that is not barred; None if all are.
+
+        Raises DeviceError for logits that hold NaN or infinity.
+        """
+
     def places(self, tokens: NDArray[np.int64]) -> tuple[NDArray[np.int64], slice | NDArray[np.bool_]]:
         """Where the logits of tokens stand, for those of them that are here at all; and which those are."""
 
@@ -184,6 +199,20 @@ class WholeRow:
     def token(self, place: int) -> int:
         return place
 
+    def logit(self, place: int) -> float:
+        return float(self.values[place])
+
+    def best(self, barred: Collection[int] = ()) -> int | None:
+        place, has_nan = best(self.values)
+        if has_nan or not math.isfinite(self.values[place]):
+            raise _broken()
+        if place not in barred:
+            return place
+        left = self.values.copy()
+        left[list(barred)] = -np.inf
+        place, _ = best(left)
+        return place if left[place] > -np.inf else None
+
     def places(self, tokens: NDArray[np.int64]) -> tuple[NDArray[np.int64], slice | NDArray[np.bool_]]:
         return tokens, _ALL
 
@@ -195,22 +224,44 @@ class WholeRow:
 class BestRow:
     """The best tokens of a row in rising order, their logits, and the weight of all tokens if it was asked for."""
 
-    tokens: NDArray[np.uint32]
-    values: Logits
+    tokens: memoryview
+    logits: memoryview[float]
     total: int
+
+    @property
+    def values(self) -> Logits:
+        return np.asarray(self.logits, np.float32)
 
     def token(self, place: int) -> int:
         return int(self.tokens[place])
 
+    def logit(self, place: int) -> float:
+        return float(self.logits[place])
+
+    def best(self, barred: Collection[int] = ()) -> int | None:
+        logits: Sequence[float] = self.logits.tolist()
+        peak = max(logits)
+        if not math.isfinite(peak) or math.isnan(sum(logits)):
+            raise _broken()
+        if barred:
+            logits = [-math.inf if self.tokens[i] in barred else logit for i, logit in enumerate(logits)]
+            peak = max(logits)
+        return logits.index(peak) if peak > -math.inf else None
+
     def places(self, tokens: NDArray[np.int64]) -> tuple[NDArray[np.int64], slice | NDArray[np.bool_]]:
-        at = np.minimum(np.searchsorted(self.tokens, tokens), len(self.tokens) - 1)
-        present = self.tokens[at] == tokens
+        ids = np.frombuffer(self.tokens, np.uint32)
+        at = np.minimum(np.searchsorted(ids, tokens), len(ids) - 1)
+        present = ids[at] == tokens
         return at[present], present
 
     def log_total(self) -> float:
         if self.total < ONE:  # what the best token weighs alone
             raise DeviceError(f"a device gave a row of logits a weight of {self.total}, which no row has")
-        return float(self.values.max()) + math.log(float(self.total) / ONE)
+        return max(self.logits.tolist()) + math.log(float(self.total) / ONE)
+
+
+def _broken() -> DeviceError:
+    return DeviceError("the model's logits hold NaN or infinity; a weight or a kernel is broken")
 
 
 def whole_rows(data: memoryview, n_columns: int) -> list[Row]:

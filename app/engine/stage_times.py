@@ -32,22 +32,27 @@ _Vector = tuple[float, float, float]
 
 @dataclass(slots=True)
 class _Fit:
-    """Seconds = fixed + row * rows + cell * cells, by least squares of relative errors."""
+    """Seconds = fixed + row * rows + cell * cells, by least squares of relative errors.
+
+    `sums` is the upper half of the normal equations' matrix, row by row, and `right` their right side.
+    """
 
     guess: float
-    sums: list[list[float]] = field(default_factory=lambda: [[0.0] * 3 for _ in range(3)])
-    right: list[float] = field(default_factory=lambda: [0.0] * 3)
+    sums: tuple[float, float, float, float, float, float] = (0.0,) * 6
+    right: _Vector = (0.0,) * 3
     most_cells: float = 1.0
     parts: _Vector | None = None
 
     def note(self, n_rows: int, cells: float, seconds: float) -> None:
         # A time that is far too long says little, being divided by itself; one too short must not say more.
         scale_s = max(seconds, 0.0 if self.parts is None else self.seconds(n_rows, cells), 1e-9)
-        row = (1 / scale_s, n_rows / scale_s, cells / scale_s)
-        for i in range(3):
-            for j in range(3):
-                self.sums[i][j] = _MEMORY * self.sums[i][j] + row[i] * row[j]
-            self.right[i] = _MEMORY * self.right[i] + row[i] * seconds / scale_s
+        a, b, c, d = 1 / scale_s, n_rows / scale_s, cells / scale_s, seconds / scale_s
+        old, right = self.sums, self.right
+        self.sums = (
+            *(_MEMORY * old[0] + a * a, _MEMORY * old[1] + a * b, _MEMORY * old[2] + a * c),
+            *(_MEMORY * old[3] + b * b, _MEMORY * old[4] + b * c, _MEMORY * old[5] + c * c),
+        )
+        self.right = _MEMORY * right[0] + a * d, _MEMORY * right[1] + b * d, _MEMORY * right[2] + c * d
         self.most_cells = max(_MEMORY * self.most_cells, cells)
         self.parts = self._solved(scale_s)
 
@@ -57,26 +62,21 @@ class _Fit:
         return fixed + row * n_rows + cell * cells
 
     def _solved(self, scale_s: float) -> _Vector:
-        """With the guesses as measurements that always count a little."""
+        """By Gauss's elimination, with the guesses as measurements that always count a little."""
         guess, none = self.guess / scale_s, _NO_CELLS * self.most_cells / scale_s
-        guesses = ((guess, -guess * FIXED_ROWS, 0.0), (0.0, 0.0, none))
-        sums = [[self.sums[i][j] + sum(g[i] * g[j] for g in guesses) for j in range(3)] for i in range(3)]
-        fixed, row, cell = _solve(sums, self.right)
+        rows = -guess * FIXED_ROWS
+        m00, m01, m02, m11, m12, m22 = self.sums
+        m00, m01, m11, m22 = m00 + guess * guess, m01 + guess * rows, m11 + rows * rows, m22 + none * none
+        r0, r1, r2 = self.right
+        factor, last = m01 / m00, m02 / m00
+        m11, m12, m22 = m11 - factor * m01, m12 - factor * m02, m22 - last * m02
+        r1, r2 = r1 - factor * r0, r2 - last * r0
+        factor = m12 / m11 if m11 > 0 else 0.0
+        m22, r2 = m22 - factor * m12, r2 - factor * r1
+        cell = r2 / m22 if m22 > 0 else 0.0
+        row = (r1 - m12 * cell) / m11 if m11 > 0 else 0.0
+        fixed = (r0 - m01 * row - m02 * cell) / m00
         return max(0.0, fixed), max(0.0, row), max(0.0, cell)
-
-
-def _solve(matrix: list[list[float]], right: list[float]) -> _Vector:
-    """Gauss's elimination; the matrix is positive definite."""
-    rows = [[*row, value] for row, value in zip(matrix, right, strict=True)]
-    for i in range(3):
-        for j in range(i + 1, 3):
-            factor = rows[j][i] / rows[i][i] if rows[i][i] else 0.0
-            rows[j] = [b - factor * a for a, b in zip(rows[i], rows[j], strict=True)]
-    found = [0.0] * 3
-    for i in (2, 1, 0):
-        rest = sum(rows[i][j] * found[j] for j in range(i + 1, 3))
-        found[i] = (rows[i][3] - rest) / rows[i][i] if rows[i][i] > 0 else 0.0
-    return found[0], found[1], found[2]
 
 
 @dataclass(slots=True)

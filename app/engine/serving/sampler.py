@@ -21,7 +21,7 @@ from app.engine.serving.filters import Race
 from app.engine.serving.penalties import Breakers, Dry, History, RecentCounts
 from app.engine.serving.randomness import uniform
 from app.engine.serving.vocab_ops import Logits, best, draw, log_total, top
-from app.errors import DeviceError, InvalidParameter, NoTokenLeft
+from app.errors import InvalidParameter, NoTokenLeft
 
 #: At or below this temperature only the best token has any probability left.
 GREEDY_TEMPERATURE = 1e-6
@@ -69,7 +69,14 @@ class Sampler:
         self._counts = RecentCounts(self._history, params.repeat_last_n) if penalizes and params.repeat_last_n else None
         repeats = params.dry_multiplier != 0.0 and params.dry_base >= 1.0 and params.dry_penalty_last_n != 0
         self._dry = Dry(params, breakers or {}, n_vocab) if repeats else None
+        self._barred = self._only_barred()
         self._n_best = 0 if self._dry is not None or self._may_raise() else self._n_drawn_from()
+
+    def _only_barred(self) -> frozenset[int] | None:
+        """The tokens that are never drawn, if all there is to a draw is to take the best of the others."""
+        if not self.is_greedy or self._counts is not None or self._dry is not None or (self._bias > -math.inf).any():
+            return None
+        return frozenset(self._bias_ids.tolist())
 
     def _may_raise(self) -> bool:
         """Whether a token may have a larger logit after bias and penalties than before."""
@@ -100,15 +107,14 @@ class Sampler:
         `allowed`: bool[n_vocab], or a bit mask of unsigned integers, lowest bit first; other tokens are out.
         Raises DeviceError when the logits hold NaN, NoTokenLeft when mask and bias leave nothing.
         """
-        logits = row.values
-        greedy, has_nan = best(logits)
-        if has_nan or not math.isfinite(logits[greedy]):
-            raise DeviceError("the model's logits hold NaN or infinity; a weight or a kernel is broken")
-        adjusted = self._adjusted(row, allowed)
-        if not self.is_greedy:
-            place = self._draw(adjusted, position)
+        if self._barred is not None and allowed is None:
+            place = row.best(self._barred)
         else:
-            place = greedy if adjusted is logits else best(adjusted)[0]
+            row.best()  # looks for what is broken
+            adjusted = self._adjusted(row, allowed)
+            place = best(adjusted)[0] if self.is_greedy else self._draw(adjusted, position)
+        if place is None:
+            raise _none_left()
         token = row.token(place)
         self._remember(token)
         if self.params.n_logprobs is None:
@@ -129,7 +135,7 @@ class Sampler:
         if allowed is not None:
             logits[~_as_bools(allowed, len(logits))] = -np.inf
         if logits.max() == -np.inf:
-            raise NoTokenLeft("no token is left to draw: logit_bias and grammar together forbid them all")
+            raise _none_left()
         return logits
 
     def _draw(self, logits: Logits, position: int) -> int:
@@ -155,13 +161,17 @@ class Sampler:
 
 def score(row: Row, place: int, n_top: int) -> SampledToken:
     """The token there with its log-probability under the row's raw logits, and the `n_top` best alternatives."""
-    logits, total = row.values, row.log_total()
-    alternatives = top(logits, n_top) if n_top else ()
+    total = row.log_total()
+    alternatives = top(row.values, n_top) if n_top else ()
     return SampledToken(
         row.token(place),
-        min(0.0, float(logits[place]) - total),
-        tuple(TokenLogprob(row.token(i), min(0.0, float(logits[i]) - total)) for i in alternatives),
+        min(0.0, row.logit(place) - total),
+        tuple(TokenLogprob(row.token(i), min(0.0, row.logit(i) - total)) for i in alternatives),
     )
+
+
+def _none_left() -> NoTokenLeft:
+    return NoTokenLeft("no token is left to draw: logit_bias and grammar together forbid them all")
 
 
 def _races(params: SamplingParams) -> tuple[Race, Race | None]:

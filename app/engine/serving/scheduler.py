@@ -123,17 +123,20 @@ class Scheduler:
 
     def demand(self) -> Demand:
         """What budgets are chosen by. Waiting requests count as far as the cache is known not to have them."""
-        n_decoding = 0
+        n_decoding = n_ready = 0
         prompts = []
         for sequence in self.roster.live.values():
-            if sequence.n_new > 0 and sequence.phase is Phase.RUNNING and sequence.n_left <= 1:
-                n_decoding += 1
-                continue
-            is_running = sequence.phase is Phase.RUNNING
-            n_past = sequence.n_known - sequence.n_left if is_running else max(0, sequence.n_matched)
-            if sequence.n_known > n_past:
-                prompts.append((sequence.n_known - n_past, n_past))
-        return Demand(tuple(prompts), n_decoding)
+            n_known = len(sequence.tokens)
+            n_past = max(0, sequence.n_matched)
+            if sequence.phase is Phase.RUNNING:
+                n_past = n_known if sequence.is_sampling else sequence.n_scheduled
+                if n_known > sequence.n_prompt and n_known - n_past <= 1:
+                    n_decoding += 1
+                    n_ready += n_known - n_past
+                    continue
+            if n_known > n_past:
+                prompts.append((n_known - n_past, n_past))
+        return Demand(tuple(prompts), n_decoding, n_ready)
 
     def live_samples(self, ubatch: Ubatch) -> tuple[Output, ...]:
         """The SAMPLE outputs of a ubatch in flight whose requests still want a token."""

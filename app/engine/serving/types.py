@@ -109,14 +109,20 @@ class Budget:
 @dataclass(frozen=True, slots=True)
 class Demand:
     """What there is to compute: prompts as (tokens not scheduled yet, tokens before them) in order of arrival, and
-    sequences that decode, in flight or not."""
+    sequences that decode, in flight or not; `n_ready` are those that are not."""
 
     prompts: tuple[tuple[int, int], ...]
     n_decoding: int
+    n_ready: int = 0
 
     @property
     def n_prompt_tokens(self) -> int:
         return sum(n_left for n_left, _ in self.prompts)
+
+    @property
+    def is_scheduled(self) -> bool:
+        """Whether all that can be computed now is in flight already."""
+        return not self.prompts and not self.n_ready
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,10 @@ class Detokenizer:
 
     def push(self, token: int) -> str:
         """Text that is whole now; empty while a character is still missing bytes."""
-        piece = self._tokenizer.piece(token, show_special=self._show_special)
+        return self.push_piece(self._tokenizer.piece(token, show_special=self._show_special))
+
+    def push_piece(self, piece: bytes) -> str:
+        """As `push`, for the bytes that the next token stands for."""
         if self._drop_space:
             piece = piece.removeprefix(b" ")
             self._drop_space = False

@@ -38,6 +38,11 @@ class StopMatcher:
         self._held = ""
         self._done = False
 
+    @property
+    def is_idle(self) -> bool:
+        """There is nothing to find: every text may leave as it is."""
+        return not self._root.following
+
     def push(self, text: str) -> StopResult:
         """Take more text. After a match everything else is swallowed."""
         if self._done:

@@ -42,7 +42,20 @@ def test_demand_is_what_is_left_of_prompts_and_who_decodes() -> None:
     assert demand.n_decoding == 1 and 0 < demand.n_prompt_tokens < 100 and demand.n_prompt_tokens % 10 == 0
     assert demand.prompts == ((demand.n_prompt_tokens, 100 - demand.n_prompt_tokens),)
     d.add(text(30, seed=5), max_tokens=20)  # waits for a slot
-    assert d.scheduler.demand() == Demand((*demand.prompts, (30, 0)), 1)
+    assert d.scheduler.demand() == Demand((*demand.prompts, (30, 0)), 1, demand.n_ready)
+
+
+def test_demand_tells_what_is_in_flight_already() -> None:
+    d = driver(n_slots=2)
+    a = d.add(text(10, seed=9), max_tokens=20)
+    d.add(text(12, seed=3), max_tokens=20)
+    while not a.answer:
+        d.step()
+    for n_ready in (2, 1):
+        now = d.scheduler.demand()
+        assert (now.n_decoding, now.n_ready, now.is_scheduled) == (2, n_ready, False)
+        assert d.scheduler.schedule(d.now, Budget(n_decode=1)) is not None
+    assert d.scheduler.demand().is_scheduled and d.scheduler.schedule(d.now) is None
 
 
 # --- sharing rows ---
