@@ -19,7 +19,7 @@ device's `write` takes as payload. Callbacks run on the lane's thread and must r
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -129,6 +129,11 @@ class Device(ABC):
         hint: WeightHint | None = None,
     ) -> Future[None]:
         """Put bytes at `offset`. With a future as payload, `size_bytes` is the size it will have and must be given."""
+
+    def write_pieces(self, buffer: Buffer, offset: int, pieces: Sequence[tuple[int, memoryview]]) -> None:
+        """Write views of bytes, each so far behind `offset`. Their memory is never changed again."""
+        for at, payload in pieces:
+            self.write(buffer, offset + at, payload)
 
     @abstractmethod
     def read(self, buffer: Buffer, offset: int, size_bytes: int, into: memoryview | None = None) -> Future[memoryview]:

@@ -12,7 +12,7 @@ import math
 import struct
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from operator import lt
 from typing import NamedTuple, Protocol
 
@@ -39,6 +39,8 @@ _ENTRY_BYTES = 8
 #: Rows at least so many times longer than what is wanted of them are looked through on the device.
 _WORTHWHILE = 4
 _WISH = struct.Struct("<HH")
+#: So many selections are remembered.
+_MAX_SELECTIONS = 64
 
 
 class RowWish(NamedTuple):
@@ -271,5 +273,11 @@ def whole_rows(data: memoryview, n_columns: int) -> list[Row]:
 
 def selection_of(wishes: Sequence[RowWish], n_columns: int) -> RowSelection | None:
     """What to select for such wishes: a whole row where a record would be hardly shorter; None if all are whole."""
+    return _selection(tuple(wishes), n_columns)
+
+
+@lru_cache(_MAX_SELECTIONS)
+def _selection(wishes: tuple[RowWish, ...], n_columns: int) -> RowSelection | None:
+    """Made once for as long as the same requests are served: it is immutable, and knows its sizes."""
     sensible = tuple(wish if _WORTHWHILE * wish.n_best < n_columns else WHOLE for wish in wishes)
     return RowSelection(n_columns, sensible) if any(wish.n_best for wish in sensible) else None

@@ -316,8 +316,7 @@ class Stage:
             self.device.write(self._inputs, self._area.small_offset, packed)
         for kind, pieces in masks.items():
             if kind in offsets:
-                for at, payload in pieces:
-                    self.device.write(self._inputs, offsets[kind] + at, payload)
+                self.device.write_pieces(self._inputs, offsets[kind], pieces)
         place = Region(self.device, self._inputs, offsets[InputKind.X], x_bytes)
         sent = x.deliver(place) if isinstance(x, Parcel) else self._write(place, x.data.cast("B"))
         if on_sent is not None:

@@ -7,7 +7,7 @@ must be known at start is waited for: `alloc`, `prepare`, `memory` and `alloc_by
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TypeVar
@@ -171,13 +171,20 @@ class RpcDevice(Device):
         if size == 0:
             return _DONE
         if size <= SMALL_BYTES and hint is None:
-            self._sender.write_small(mine, offset, view)
+            self._sender.write_small(mine, offset, ((0, view),))
             return _DONE
         worth_offering = self._offers_above_bytes is not None and size > self._offers_above_bytes
         if hint is not None and hint.content_hash is not None and worth_offering:
             return self._sender.offer(mine, offset, view, hint.content_hash)
         weight = hint is not None
         return self._sender.write(mine, offset, view, self._chunk_bytes(weight), cache=int(weight))
+
+    def write_pieces(self, buffer: Buffer, offset: int, pieces: Sequence[tuple[int, memoryview]]) -> None:
+        if not pieces or max(len(view) for _, view in pieces) > SMALL_BYTES:
+            super().write_pieces(buffer, offset, pieces)
+            return
+        first, end = min(at for at, _ in pieces), max(at + len(view) for at, view in pieces)
+        self._sender.write_small(self._mine(buffer, offset + first, end - first), offset, pieces)
 
     def read(self, buffer: Buffer, offset: int, size_bytes: int, into: memoryview | None = None) -> Future[memoryview]:
         mine = self._mine(buffer, offset, size_bytes)
@@ -330,7 +337,8 @@ class RpcDevice(Device):
     def _check(self) -> None:
         if self._closed:
             raise DeviceLost(self.link.endpoint, "the device was closed")
-        self.link.check()
+        if self.link.dispatcher.lost is not None:
+            self.link.check()
 
     def _mine(self, buffer: Buffer, offset: int, size_bytes: int) -> RpcBuffer:
         """The buffer, once it is this device's and the range lies inside it."""

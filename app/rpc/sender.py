@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any
 
@@ -133,10 +133,11 @@ class Sender:
 
     # -- bytes ------------------------------------------------------------------------------------------------------
 
-    def write_small(self, buffer: RpcBuffer, offset: int, view: memoryview) -> None:
-        """Copy a few bytes; they leave with the next command."""
+    def write_small(self, buffer: RpcBuffer, offset: int, pieces: Iterable[tuple[int, memoryview]]) -> None:
+        """Copy a few bytes, each piece so far behind `offset`; they leave with the next command."""
         with self._link.lock:
-            self._riders.add_write(buffer, offset, view)
+            for at, view in pieces:
+                self._riders.add_write(buffer, offset + at, view)
             if len(self._riders) > MAX_WAITING_BYTES:
                 self.flush()
 

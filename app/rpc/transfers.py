@@ -11,8 +11,9 @@ from app.rpc.messages import GetTensor, ReadRegion, SetTensor
 from app.rpc.protocol import encode
 from app.rpc.wire import REQUEST_HEADER, Command, region
 
-#: Writes up to this size are copied and wait for the next command, with which they leave in one system call.
-SMALL_BYTES = 4096
+#: Writes up to this size are copied and wait for the next command, with which they leave in one system call: all that
+#: a decode step of a few sequences brings, so that it is one turn. Copying them costs less than a call of their own.
+SMALL_BYTES = 32 << 10
 
 #: As many bytes of small writes wait at most.
 MAX_WAITING_BYTES = 64 << 10
