@@ -86,12 +86,10 @@ class _Kind:
     behind: _Fit
     alone: _Fit
     factors: dict[int, tuple[float, int]] = field(default_factory=dict)
-
-    @property
-    def is_measured(self) -> bool:
-        return self.behind.parts is not None or self.alone.parts is not None
+    is_measured: bool = False
 
     def note(self, n_rows: int, cells: float, seconds: float, *, queued: bool) -> None:
+        self.is_measured = True
         fit = self.behind if queued else self.alone
         fit.note(n_rows, cells, seconds)
         if not queued and self.behind.parts is not None and seconds < self.behind.seconds(n_rows, cells):
@@ -103,10 +101,11 @@ class _Kind:
 
     def seconds(self, n_rows: int, cells: float, *, alone: bool) -> float:
         first, second = (self.alone, self.behind) if alone else (self.behind, self.alone)
-        fit = second if first.parts is None else first
+        seconds = (second if first.parts is None else first).seconds(n_rows, cells)
+        if n_rows >= PROMPT_ROWS:
+            return seconds
         factor, n_notes = self.factors.get(n_rows, (1.0, 0))
-        is_step = n_rows < PROMPT_ROWS and n_notes >= TRUSTED_AFTER
-        return fit.seconds(n_rows, cells) * (factor if is_step else 1.0)
+        return seconds * factor if n_notes >= TRUSTED_AFTER else seconds
 
 
 def _kind(guess: float) -> _Kind:
@@ -130,10 +129,11 @@ class StageTimes:
 
     def seconds(self, n_rows: int, cells: float = 0.0, *, alone: bool = False) -> float:
         """How long such a ubatch takes; before any measurement, in a unit of its own."""
-        if not self.is_measured:
+        own, other = (self._prompt, self._decode) if n_rows >= PROMPT_ROWS else (self._decode, self._prompt)
+        kind = own if own.is_measured else other
+        if not kind.is_measured:
             return n_rows + FIXED_ROWS + cells / GUESSED_ROW_CELLS
-        own, other = self._kind(n_rows), self._decode if n_rows >= PROMPT_ROWS else self._prompt
-        return (own if own.is_measured else other).seconds(n_rows, cells, alone=alone)
+        return kind.seconds(n_rows, cells, alone=alone)
 
     def _kind(self, n_rows: int) -> _Kind:
         return self._prompt if n_rows >= PROMPT_ROWS else self._decode

@@ -34,6 +34,19 @@ def test_parts_of_a_buffer_hold_what_was_written_to_them(device: Device) -> None
     device.free(buffer)
 
 
+@pytest.mark.parametrize("n_bytes", [1, 3000, 70_000])
+def test_pieces_are_written_in_order_at_their_places(device: Device, n_bytes: int) -> None:
+    buffer = device.alloc(SIZE + 3 * n_bytes)
+    device.fill(buffer, 0, buffer.size_bytes, 7)
+    device.write_pieces(buffer, 5, [])
+    device.write_pieces(buffer, 5, [(n_bytes, memoryview(b"x" * n_bytes)), (0, memoryview(b"ab"))])
+    wanted = bytearray(b"\7" * (6 + 2 * n_bytes))
+    wanted[5 + n_bytes : 5 + 2 * n_bytes] = b"x" * n_bytes
+    wanted[5:7] = b"ab"
+    assert get(device, buffer, 0, len(wanted)) == bytes(wanted)
+    device.free(buffer)
+
+
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview, lambda b: memoryview(np.frombuffer(b, np.float32))])
 def test_payloads_may_be_anything_that_exports_bytes(device: Device, kind: Callable[[bytes], Payload]) -> None:
     buffer = device.alloc(SIZE)

@@ -66,6 +66,7 @@ def test_accesses_outside_a_buffer_are_refused(device: Device, offset: int, size
     device.fill(buffer, 0, SIZE, 9)
     if size >= 0:
         fails(DeviceError, lambda: device.write(buffer, offset, bytes(size)))
+        fails(DeviceError, lambda: device.write_pieces(buffer, offset, [(0, memoryview(bytes(size)))]))
     fails(DeviceError, lambda: device.write(buffer, offset, Future(), size_bytes=size))
     fails(DeviceError, lambda: device.read(buffer, offset, size))
     fails(DeviceError, lambda: device.copy(buffer, offset, other, 0, size))

@@ -16,6 +16,7 @@ from app.engine.program import Program
 from app.engine.rows import WHOLE, RowSelection, RowWish
 from app.errors import DeviceError, DeviceLost
 from app.rpc.device import RpcDevice
+from app.rpc.transfers import SMALL_BYTES
 from app.rpc.worker import Worker, WorkerSettings
 from tests.rpc.programs import placed, sum_program
 from tests.rpc.raw import RawClient, graph, tensor
@@ -173,6 +174,25 @@ def test_devices_ask_for_turns_where_workers_take_them(make_device: Callable[[],
         counted = far.link.dispatcher.stats().commands
         assert (counted["TAKE_TURN"], counted.get("GRAPH_RUN", 0)) == (10, 0)
         near.close()
+
+
+@pytest.mark.parametrize(("rest", "n_alone"), [(16, 0), (SMALL_BYTES, 0), (SMALL_BYTES + 4, 2)])
+def test_inputs_of_a_few_sequences_are_part_of_the_turn(
+    make_device: Callable[[], Device], rest: int, n_alone: int
+) -> None:
+    """Rows of embeddings are longer than other small writes; those of a prompt do not wait for what follows."""
+    with remote(make_device()) as far:
+        buffer = far.alloc(2 * SMALL_BYTES)
+        handle = far.prepare(sum_program(buffer))
+        far.write(buffer, 128, TERMS[1].data.cast("B"))
+        filler = bytes(range(251)) * (rest // 251 + 1)
+        far.write(buffer, 512, filler[:rest])
+        far.write(buffer, 0, TERMS[0].data.cast("B"))
+        far.run(handle)
+        assert bytes(far.read(buffer, 256, 16).result(WAIT_S)) == np.add(*TERMS).tobytes()
+        counted = far.link.dispatcher.stats().commands
+        assert (counted["TAKE_TURN"], counted.get("SET_TENSOR", 0)) == (1, n_alone)
+        assert bytes(far.read(buffer, 512, rest).result(WAIT_S)) == filler[:rest]
 
 
 def test_a_turn_behind_bulk_data_does_not_hold_up_the_next_input() -> None:
