@@ -229,6 +229,9 @@ _SMALL_INPUTS: Mapping[InputKind, Callable[[Executor, Ubatch, BatchShape], NDArr
 
 
 def _padded(values: NDArray[_T], n: int, filler: int) -> NDArray[_T]:
-    padded = np.full(n, filler, dtype=values.dtype)
+    if len(values) == n:
+        return values
+    padded = np.empty(n, dtype=values.dtype)
     padded[: len(values)] = values
+    padded[len(values) :] = filler
     return padded
