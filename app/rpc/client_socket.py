@@ -92,6 +92,36 @@ class ClientSocket:
             parser.passed(n)
             target = target[n:]
 
+    def receive_expected(self, head: bytes, target: memoryview) -> bool:
+        """Receive a request of just these bytes with bulk data for all of `target`, in one call if all goes well.
+
+        False: it has not come within a tick, or something else has; the next request is to be looked at as any other.
+        Raises RemoteProtocolError, EOFError, OSError.
+        """
+        parser = self._parser
+        if parser.mid_request:
+            return False
+        space = parser.space()[: len(head)]
+        try:
+            n = self._sock.recvmsg_into((space, target), 0, socket.MSG_WAITALL)[0]
+        except BlockingIOError:
+            return False
+        if n == len(head) + len(target) and space == head:
+            return True
+        if n == 0:
+            raise EOFError("end of stream")
+        n_data = n - len(head)
+        parser.received(min(n, len(head)))
+        if n_data <= 0:
+            return False
+        if space != head:
+            parser.feed(target[:n_data])
+            return False
+        parser.next_request()
+        parser.passed(n_data)
+        self.receive_payload(target[n_data:])
+        return True
+
     def send(self, *buffers: bytes | bytearray | memoryview) -> None:
         """A whole answer, however slowly it is taken; views are of bytes. Raises RemoteProtocolError, OSError."""
         try:

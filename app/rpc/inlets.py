@@ -14,8 +14,12 @@ import threading
 from app.errors import RemoteProtocolError
 from app.rpc.client_socket import ClientSocket
 from app.rpc.messages import PushData
+from app.rpc.protocol import encode
 
 TICKET_BYTES = 32
+
+#: Any: the message is the same in all.
+VERSION = (7, 0)
 
 #: How often the end of a connection is looked for that nobody reads.
 LOOK_EVERY_S = 1.0
@@ -74,6 +78,17 @@ class Inlet:
                 f"{feed.payload_left} bytes"
             )
         return feed
+
+    def take_at_once(self, sequence: int, target: memoryview) -> bool:
+        """Receive the next push into `target`, if it comes as expected and within a tick.
+
+        False: not all of it did; `next` goes on, or says what is wrong, from where this stopped.
+        Raises EOFError, OSError, RemoteProtocolError.
+        """
+        feed = self._feed
+        if feed is None or self._over.is_set():
+            return False
+        return feed.receive_expected(encode(PushData(sequence), VERSION, len(target)), target)
 
 
 class Inlets:

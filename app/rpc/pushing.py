@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from app.errors import RemoteProtocolError, TandemError
@@ -13,8 +11,7 @@ from app.rpc import messages as m
 from app.rpc.answers import STAGING_BYTES
 from app.rpc.inlets import Inlet, Inlets
 from app.rpc.outlets import Outlet
-from app.rpc.receiving import OVERLAP_BYTES, receive
-from app.rpc.wire import U32_MAX, Command
+from app.rpc.wire import Command
 
 if TYPE_CHECKING:
     from app.rpc.session import Session
@@ -134,7 +131,7 @@ def push_data(session: Session, request: m.PushData) -> None:
 
 def checked_outlet(session: Session, request: m.Push) -> Outlet:
     """Where a push is to go. Raises RemoteProtocolError for one that makes no sense."""
-    _checked(request.size_bytes)
+    checked_size(request.size_bytes)
     return session.routes.outgoing(request.route)
 
 
@@ -161,35 +158,8 @@ def push(session: Session, request: m.Push) -> None:
     session.answer(request.command, m.Value(int(outlet.send(request.sequence, view))))
 
 
-def push_take(session: Session, request: m.PushTake) -> None:
-    """Whatever was asked later waits for this push: it may need it. A failed route does not end the session.
-
-    If a turn comes next, its result is what the client waits for, and the answer to a short push leaves with it.
-    """
-    inlet = session.routes.incoming(request.route)
-    size = _checked(request.size_bytes)
-    spot = session.holdings.at(request.address, size)
-    has_come = True
-    is_for_turn = size < OVERLAP_BYTES and isinstance(session.peek(), m.TakeTurn | m.PushTurn)
-    try:
-        receive(session, inlet.next(request.sequence, size, session.socket), spot, size)
-    except (EOFError, OSError, RemoteProtocolError) as error:
-        log.warning("push %d to client %s will not come: %s", request.sequence, session.client, error)
-        inlet.close()
-        has_come = False
-    answered = partial(_age_of, session, request, time.monotonic() if has_come else None)
-    if is_for_turn:
-        session.answers.hold(answered)
-    else:
-        session.answers.send(answered())
-
-
-def _age_of(session: Session, request: m.PushTake, arrived_s: float | None) -> bytes:
-    age_us = -1 if arrived_s is None else int((time.monotonic() - arrived_s) * 1e6)
-    return session.encode(request.command, m.Value(min(age_us + 1, U32_MAX)))
-
-
-def _checked(size_bytes: int) -> int:
+def checked_size(size_bytes: int) -> int:
+    """The size of a push. Raises RemoteProtocolError."""
     if not 0 < size_bytes <= MAX_PUSH_BYTES:
         raise RemoteProtocolError(f"a push of {size_bytes} bytes, allowed are 1 to {MAX_PUSH_BYTES}")
     return size_bytes
@@ -201,5 +171,4 @@ HANDLERS: Mapping[Command, Callable[[Session, Any], None]] = {
     Command.PUSH_ATTACH: push_attach,
     Command.PUSH_DATA: push_data,
     Command.PUSH: push,
-    Command.PUSH_TAKE: push_take,
 }

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from app.errors import DeviceError, TandemError
-from app.rpc import computing, facts, memory, pushing, receiving, sending, trust, turns
+from app.rpc import computing, facts, memory, pushing, receiving, sending, taking, trust, turns
 from app.rpc import messages as m
 from app.rpc.answers import Answers, Staging
 from app.rpc.client_socket import ClientSocket
@@ -114,6 +114,10 @@ class Session:
             self._following = self.socket.request_in_sight()
         return self._following
 
+    def skip_following(self) -> None:
+        """The request that was read ahead is done."""
+        self._following = None
+
     def look_ahead(self) -> Callable[[], None]:
         """Read the next request if it has come already, before something that lasts: this machine's caches, and with
         them the speed of all this, are another's afterwards. What to do right behind it, to the same end: a read.
@@ -170,4 +174,5 @@ _HANDLERS: Mapping[Command, Callable[[Session, Any], None]] = {
     **turns.HANDLERS,
     **trust.HANDLERS,
     **pushing.HANDLERS,
+    **taking.HANDLERS,
 }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from app.engine.device import Turn
@@ -16,6 +17,7 @@ from app.errors import RemoteProtocolError
 from app.rpc import messages as m
 from app.rpc.computing import start
 from app.rpc.graphs import Graph
+from app.rpc.outlets import Outlet
 from app.rpc.pushing import INLINE_PUSH_BYTES, checked_outlet, push
 from app.rpc.receiving import write_items
 from app.rpc.sending import rows_at, send_rows
@@ -61,15 +63,32 @@ class PlannedTurn:
     n_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class ReadyTurn:
+    """A turn of which nothing is left to be checked, planned or made room for. For now: what stands may change."""
+
+    session: Session
+    planned: PlannedTurn
+    items: memoryview
+    #: A header and, from there on, what the turn leaves.
+    answer: memoryview
+    #: Sends the answer, to the client or to another worker.
+    send: Callable[[memoryview], None]
+
+    def run(self) -> bool:
+        """Do it all in one call. False, and nothing is done, where the device is not idle."""
+        if not self.planned.turn.run(self.items, self.answer[ANSWER_HEADER.size :]):
+            return False
+        self.session.check()  # a run before may have failed just now
+        self.send(self.answer)
+        return True
+
+
 def take_turn(session: Session, request: m.TakeTurn) -> None:
-    wishes, items = request.tail[: request.wishes_bytes], request.tail[request.wishes_bytes :]
-    if len(wishes) != request.wishes_bytes:
-        raise RemoteProtocolError(f"TAKE_TURN: {request.wishes_bytes} bytes of wishes, {len(wishes)} are there")
-    graph = session.graphs.kept(request.device, request.graph_id)
-    read = m.ReadRows(request.address, request.n_columns, wishes)
-    if (answer := _taken(session, graph, read, items)) is not None:
-        session.answers.send(answer)
+    ready = ready_turn(session, request)
+    if ready is not None and ready.run():
         return
+    graph, read, items = _taken_apart(session, request)
     spot, rows = rows_at(session, read)
     write_items(session, items)
     start(session, graph)
@@ -77,26 +96,30 @@ def take_turn(session: Session, request: m.TakeTurn) -> None:
 
 
 def push_turn(session: Session, request: m.PushTurn) -> None:
-    graph = session.graphs.kept(request.device, request.graph_id)
-    pushed = m.Push(request.route, request.sequence, request.address, request.size_bytes)
-    outlet = checked_outlet(session, pushed)
-    offset = session.holdings.at(pushed.address, pushed.size_bytes).offset
-    if pushed.size_bytes <= INLINE_PUSH_BYTES and (offset | pushed.size_bytes) % F32_BYTES == 0:
-        read = m.ReadRows(pushed.address, pushed.size_bytes // F32_BYTES, ONE_WHOLE_ROW)
-        if (answer := _taken(session, graph, read, request.items)) is not None:
-            has_left = outlet.send(pushed.sequence, answer[ANSWER_HEADER.size :])
-            session.answer(request.command, m.Value(int(has_left)))
-            return
+    ready = ready_turn(session, request)
+    if ready is not None and ready.run():
+        return
+    pushed = _pushed(request)
+    checked_outlet(session, pushed)
     write_items(session, request.items)
-    start(session, graph)
+    start(session, session.graphs.kept(request.device, request.graph_id))
     push(session, pushed)
 
 
-def _taken(session: Session, graph: Graph, read: m.ReadRows, items: memoryview) -> memoryview | None:
-    """The whole answer to a read behind writes and a run, done in one call; None, and nothing done, where it cannot be.
+def ready_turn(session: Session, request: m.TakeTurn | m.PushTurn) -> ReadyTurn | None:
+    """A turn that can be done in one call; None where it cannot be. Good until the next request or answer.
 
-    Good until the next one.
+    Raises RemoteProtocolError.
     """
+    send = session.answers.send
+    if isinstance(request, m.PushTurn):
+        pushed = _pushed(request)
+        outlet = checked_outlet(session, pushed)
+        offset = session.holdings.at(pushed.address, pushed.size_bytes).offset
+        if pushed.size_bytes > INLINE_PUSH_BYTES or (offset | pushed.size_bytes) % F32_BYTES:
+            return None
+        send = partial(_send_on, session, outlet, pushed)
+    graph, read, items = _taken_apart(session, request)
     if not (session.answers.are_sent and session.workload.may_block(graph.station)):
         return None
     if len(read.wishes) > MAX_PLANNED_BYTES:
@@ -104,11 +127,27 @@ def _taken(session: Session, graph: Graph, read: m.ReadRows, items: memoryview) 
     planned = _planned(session, graph, read, items)
     if planned is None:
         return None
-    answer = session.answer_room.take(planned.n_bytes)
-    if not planned.turn.run(items, answer[ANSWER_HEADER.size :]):
-        return None
-    session.check()  # a run before may have failed just now
-    return answer
+    return ReadyTurn(session, planned, items, session.answer_room.take(planned.n_bytes), send)
+
+
+def _taken_apart(session: Session, request: m.TakeTurn | m.PushTurn) -> tuple[Graph, m.ReadRows, memoryview]:
+    """The graph to run, what is read of what it leaves, and the writes before it. A push is one whole row of floats."""
+    graph = session.graphs.kept(request.device, request.graph_id)
+    if isinstance(request, m.PushTurn):
+        return graph, m.ReadRows(request.address, request.size_bytes // F32_BYTES, ONE_WHOLE_ROW), request.items
+    wishes, items = request.tail[: request.wishes_bytes], request.tail[request.wishes_bytes :]
+    if len(wishes) != request.wishes_bytes:
+        raise RemoteProtocolError(f"TAKE_TURN: {request.wishes_bytes} bytes of wishes, {len(wishes)} are there")
+    return graph, m.ReadRows(request.address, request.n_columns, wishes), items
+
+
+def _pushed(request: m.PushTurn) -> m.Push:
+    return m.Push(request.route, request.sequence, request.address, request.size_bytes)
+
+
+def _send_on(session: Session, outlet: Outlet, pushed: m.Push, answer: memoryview) -> None:
+    has_left = outlet.send(pushed.sequence, answer[ANSWER_HEADER.size :])
+    session.answer(Command.PUSH_TURN, m.Value(int(has_left)))
 
 
 def _planned(session: Session, graph: Graph, read: m.ReadRows, items: memoryview) -> PlannedTurn | None:
