@@ -93,6 +93,10 @@ class MaskRecipe:
         """Make the mask in memory [n_tokens, n_kv]."""
         into.fill(HIDDEN)
         for first_row, n_rows, runs in self.sequences:
+            if n_rows == 1 and self.window is None:  # decoding: all of it is the past
+                for cell, n in runs:
+                    into[first_row, cell : cell + n] = VISIBLE
+                continue
             rows = into[first_row : first_row + n_rows]
             seen = _staircase(n_rows, sum(n for _, n in runs), self.window)
             at = 0
