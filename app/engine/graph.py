@@ -91,6 +91,24 @@ class Graph:
         self.nodes.append(node)
         return node
 
+    def effects(self) -> Graph:
+        """Only the nodes that bear on what outlives the run: writes into leaves, such as caches, and what they need."""
+        made = {id(node) for node in self.nodes}
+        writes: dict[int, list[Tensor]] = {}  # by owner
+        for node in self.nodes:
+            if node.view_src is not None and not node.is_view_op:
+                writes.setdefault(id(node.view_src), []).append(node)
+        found = [node for owner, nodes in writes.items() if owner not in made for node in nodes]
+        needed: set[int] = set()
+        while found:
+            node = found.pop()
+            if id(node) in needed or id(node) not in made:
+                continue
+            needed.add(id(node))
+            found += [source for source in (*node.src, node.view_src) if source is not None]
+            found += writes.get(id(node), ())
+        return Graph([node for node in self.nodes if id(node) in needed])
+
     def use_counts(self) -> dict[int, int]:
         """How many (node, source) pairs read each tensor, by `id()`."""
         counts: dict[int, int] = {}

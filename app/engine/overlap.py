@@ -28,14 +28,14 @@ class Overlap:
         return max(self._n_at_least, self._pacing.n_in_flight(n_stages, last.n_tokens, last.n_visible))
 
     def budget(self, n_stages: int, demand: Demand, running: Sequence[Running]) -> Budget:
-        """How long the next prompt chunk is and, over several stages, how many sequences one decode group has."""
+        """How long the next prompt chunk is, and how many sequences a decode group has: all over one stage."""
         n_prompt = n_decode = None
         if demand.n_prompt_tokens:
             in_flight = [(one.ubatch.n_tokens, float(one.ubatch.n_visible)) for one in running]
             n_prompt = self._pacing.prompt_chunk(n_stages, demand.prompts, in_flight)
             if demand.n_decoding:
                 n_prompt = self._chunk_beside(n_stages, demand, running, n_prompt)
-        if demand.n_decoding > 1 and n_stages > 1:
+        if demand.n_decoding > 1:
             n_groups = self._pacing.n_groups(n_stages, demand.n_decoding)
             n_decode = -(-demand.n_decoding // n_groups)
             if not demand.n_prompt_tokens and len(running) >= n_groups:

@@ -22,10 +22,10 @@ BESIDE_DECODE = 2.0
 LEAST_BESIDE = 32
 #: What a ubatch costs the control plane, which may share cores with a stage.
 CONTROL_S = 2e-3
-#: Of chunks that finish within this much of the first the largest is taken.
-AS_GOOD = 1.01
+#: Of chunks that finish within this much of the first the largest is taken: what small ones cost is seen late.
+AS_GOOD = 1.02
 #: And the one that prompts began with before is, if it is within this much.
-STAYS = 1.02
+STAYS = 1.01
 #: A chunk may take so much longer than the first one of its prompt: sizes come in steps.
 _AS_LONG = 1.05
 #: Chunks that are worked out one by one; those beyond are as long as the last of them.

@@ -39,11 +39,15 @@ def align_up(n: int, alignment: int) -> int:
 
 
 def lay_out_scratch(
-    graph: Graph, output: Tensor, alignment: int, size_of: Callable[[Tensor], int] = lambda tensor: tensor.n_bytes
+    graph: Graph,
+    output: Tensor | None,
+    alignment: int,
+    size_of: Callable[[Tensor], int] = lambda tensor: tensor.n_bytes,
 ) -> ScratchLayout:
     """Give every node that owns memory a place, using the bytes of values that are no longer needed again.
 
-    A result never overlaps a live value; the output stays to the end. `size_of` is what the device wants reserved.
+    A result never overlaps a live value; the output, if there is one, stays to the end. `size_of` is what the device
+    wants reserved.
     """
     owners = {id(node): index for index, node in enumerate(graph.nodes) if node.view_src is None}
     last_use = {index: index for index in owners.values()}
@@ -51,9 +55,10 @@ def lay_out_scratch(
         for tensor in (*node.src, node.view_src):
             if tensor is not None and id(tensor.owner) in owners:
                 last_use[owners[id(tensor.owner)]] = at
-    if id(output.owner) not in owners:
-        raise InternalError(f"the output {output!r} of a stage is not a node of its graph")
-    last_use[owners[id(output.owner)]] = len(graph.nodes)
+    if output is not None:
+        if id(output.owner) not in owners:
+            raise InternalError(f"the output {output!r} of a stage is not a node of its graph")
+        last_use[owners[id(output.owner)]] = len(graph.nodes)
     dying: dict[int, list[int]] = {}
     for index, at in last_use.items():
         dying.setdefault(at, []).append(index)
@@ -111,7 +116,7 @@ class _Arena:
 def make_program(
     name: str,
     graph: Graph,
-    output: Tensor,
+    output: Tensor | None,
     leaves: Sequence[tuple[Tensor, Place]],
     scratch: Buffer,
     layout: ScratchLayout,

@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from enum import Enum, auto
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,6 +76,14 @@ class StageLimits:
         return self.n_cells if spec.per == "cell" else self.n_state_rows
 
 
+class Result(Enum):
+    """What a stage's program leaves in its scratch. Where a stage ends before the last layer that is always rows."""
+
+    LOGITS = auto()  # on the last stage, else rows for the next one
+    HIDDEN = auto()  # rows behind the output norm
+    NOTHING = auto()  # caches are written, and that is all: chunks of a prompt before its last one
+
+
 @dataclass(frozen=True, slots=True)
 class _Prepared:
     handle: Handle
@@ -103,8 +112,8 @@ class Stage:
             self._cache_leaves |= table.leaves(states)
         self._places: dict[str, Place] = {}
         self._state_buffers: list[Buffer] = []
-        self._layouts: dict[tuple[int, int, int, bool], ScratchLayout] = {}
-        self._prepared: OrderedDict[tuple[BatchShape, bool], _Prepared] = OrderedDict()
+        self._layouts: dict[tuple[int, int, int, Result], ScratchLayout] = {}
+        self._prepared: OrderedDict[tuple[BatchShape, Result], _Prepared] = OrderedDict()
         #: Programs prepared so far: what ran meanwhile took longer than it does otherwise.
         self.n_prepared = 0
         self.buffers: list[Buffer] = []
@@ -218,7 +227,8 @@ class Stage:
         if self._model.has_state:
             n_all = max(1, limits.max_tokens // limits.max_seqs) * limits.max_seqs
             shapes.append(replace(largest, n_tokens=n_all, n_outputs=min(n_all, limits.max_outputs)))
-        return max(self._layout(batch, hidden=hidden).total_bytes for batch in shapes for hidden in (False, True))
+        results = (Result.LOGITS, Result.HIDDEN)  # what leaves nothing needs no more
+        return max(self._layout(batch, result).total_bytes for batch in shapes for result in results)
 
     def _grow_scratch(self, size_bytes: int) -> None:
         """A shape needs more than the largest one did (its parts packed less well): move to a larger arena."""
@@ -229,42 +239,48 @@ class Stage:
         self.device.free(self._scratch)
         self._scratch = self._alloc(size_bytes)
 
-    def _build(self, batch: BatchShape, hidden: bool) -> tuple[Graph, Tensor, tuple[InputSpec, ...], list[Tensor]]:
+    def _build(
+        self, batch: BatchShape, result: Result
+    ) -> tuple[Graph, Tensor | None, tuple[InputSpec, ...], list[Tensor]]:
+        hidden = result is Result.HIDDEN
         shape = StageShape(self.shape.first_layer, self.shape.last_layer, self.shape.is_last, hidden)
         specs = self._model.inputs(batch, shape)
         inputs = {spec.kind: spec.leaf() for spec in specs}
         builder = GraphBuilder()
         output = self._model.build(builder, batch, shape, StageTensors(self._weight_leaves, self._cache_leaves, inputs))
+        if result is Result.NOTHING:
+            return builder.graph.effects(), None, specs, list(inputs.values())
         return builder.graph, output, specs, list(inputs.values())
 
-    def _layout(self, batch: BatchShape, *, hidden: bool) -> ScratchLayout:
+    def _layout(self, batch: BatchShape, result: Result) -> ScratchLayout:
         """A layout in which every batch of this bucket finds room: a new length alone needs no other."""
         n_tokens = bucket(batch.n_tokens, self._limits.max_tokens) if batch.n_seqs == 1 else batch.n_tokens
-        key = (n_tokens, batch.n_outputs, batch.n_seqs, hidden)
+        key = (n_tokens, batch.n_outputs, batch.n_seqs, result)
         if key not in self._layouts:
             widest = BatchShape(n_tokens, self._limits.n_cells, batch.n_outputs, batch.n_seqs)
-            graph, output, _, _ = self._build(widest, hidden)
+            graph, output, _, _ = self._build(widest, result)
             self._layouts[key] = lay_out_scratch(graph, output, self._alignment, self._device_bytes)
         return self._layouts[key]
 
-    def _program(self, batch: BatchShape, hidden: bool) -> _Prepared:
-        key = (batch, hidden)
+    def _program(self, batch: BatchShape, result: Result) -> _Prepared:
+        key = (batch, result)
         if key in self._prepared:
             self._prepared.move_to_end(key)
             return self._prepared[key]
-        graph, output, specs, inputs = self._build(batch, hidden)
+        graph, output, specs, inputs = self._build(batch, result)
         placed = self._area.layout(specs)
-        layout = self._layout(batch, hidden=hidden)
+        layout = self._layout(batch, result)
         if layout.total_bytes > self._scratch.size_bytes:
             self._grow_scratch(layout.total_bytes)
         leaves = [(tensor, self._places[name]) for name, tensor in (self._weight_leaves | self._cache_leaves).items()]
         leaves += [
             (tensor, Place(self._inputs, placed.offsets[spec.kind])) for spec, tensor in zip(specs, inputs, strict=True)
         ]
-        name = f"l{self.shape.first_layer}-{self.shape.last_layer} t{batch.n_tokens} kv{batch.n_kv} o{batch.n_outputs}"
+        n_outputs = batch.n_outputs if output is not None else 0
+        name = f"l{self.shape.first_layer}-{self.shape.last_layer} t{batch.n_tokens} kv{batch.n_kv} o{n_outputs}"
         program = make_program(name, graph, output, leaves, self._scratch, layout)
-        output_index = next(i for i, node in enumerate(graph.nodes) if node is output)
-        output_offset = program.tensors[program.nodes[output_index]].offset
+        nodes = zip(program.nodes, graph.nodes, strict=True)
+        output_offset = next((program.tensors[at].offset for at, node in nodes if node is output), 0)
         prepared = self._prepared[key] = _Prepared(self.device.prepare(program), placed, output_offset)
         self.n_prepared += 1
         if len(self._prepared) > _MAX_PREPARED:
@@ -289,11 +305,12 @@ class Stage:
     ) -> Parcel:
         """Queue one ubatch: inputs, the run, and the departure of the first `read_bytes` of its output on `way`.
 
-        `x` are embedding rows or what the stage before sent off; `masks` how they change. Never blocks, except
-        for the preparation of a shape not seen before. With `read_bytes` 0 the parcel only tells that the run is over.
+        `x` are embedding rows or what the stage before sent off; `masks` how they change. Never blocks, except for the
+        preparation of a shape not seen before. With `read_bytes` 0 only caches are written, and the parcel says when.
         `on_sent` is called when `x` is no longer needed: it has left for the device, or was copied there.
         """
-        prepared = self._program(batch, hidden)
+        wanted = Result.HIDDEN if hidden else Result.LOGITS
+        prepared = self._program(batch, wanted if read_bytes else Result.NOTHING)
         offsets = prepared.inputs.offsets
         if packed := prepared.inputs.pack(small):
             self.device.write(self._inputs, self._area.small_offset, packed)

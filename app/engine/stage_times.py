@@ -10,19 +10,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 #: Until measurements tell, what is fixed is taken to cost as much as this many rows.
-FIXED_ROWS = 4
+FIXED_ROWS = 8
 #: And so many cells seen as much as a row.
 GUESSED_ROW_CELLS = 4096
 #: From so many rows on they are taken for a prompt's; fewer for decode, which reads weights and cache in another way.
 PROMPT_ROWS = 32
-#: The smallest prompt chunk. Of 64 rows each cost an eighth more, here and on the way, which no fit saw coming.
-MIN_CHUNK = 96
+#: The smallest prompt chunk.
+MIN_CHUNK = 32
 #: What old measurements still count after a new one.
-_MEMORY = 0.95
+_MEMORY = 0.98
 #: How much the guess about what is fixed counts, and how much that cells cost nothing, beside one measurement. Chunks
 #: of a prompt are much alike, so what is fixed of their times is noise for the most part; and chunks of other sizes
 #: need programs of their own, which cost more than the best size gains.
-_DECODE_GUESS, _PROMPT_GUESS, _NO_CELLS = 0.3, 1.0, 0.05
+_DECODE_GUESS, _PROMPT_GUESS, _NO_CELLS = 0.3, 4.0, 0.05
 #: Sizes of decode steps measured so often have an own factor, since kernels take some sizes in steps.
 TRUSTED_AFTER = 3
 _NEW_FACTOR = 0.2

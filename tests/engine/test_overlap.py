@@ -54,3 +54,11 @@ def test_a_prompt_beside_decode_fills_the_size_of_its_step() -> None:
     overlap = Overlap(buckets(512), N_STAGES, None)
     n_prompt = overlap.budget(N_STAGES, Demand(prompts=((2048, 0),), n_decoding=5), ()).n_prompt
     assert n_prompt is not None and n_prompt + 5 in buckets(512)
+
+
+def test_over_one_stage_who_is_ready_waits_for_the_group_in_flight() -> None:
+    """Two groups of half the size each cost nearly as much as one of all, and would go on for ever."""
+    overlap = Overlap(buckets(512), N_STAGES, None)
+    decoding = Demand(prompts=(), n_decoding=8)
+    assert overlap.budget(1, decoding, ()).n_decode == 8
+    assert overlap.budget(1, decoding, [ran(1, 4, 0.5, n_prepared=0)[0]]).n_decode == 0

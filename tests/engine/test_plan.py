@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -64,6 +66,22 @@ def test_memory_of_dead_values_is_used_again() -> None:
     for _ in range(50):
         x = graph.add(node([x], 64))
     assert lay_out_scratch(graph, x, ALIGNMENT).total_bytes == 2 * 256
+
+
+def test_effects_are_writes_into_leaves_and_what_they_need() -> None:
+    graph = Graph()
+    cache, x = leaf(GGMLType.F32, (8,), "cache"), leaf(GGMLType.F32, (8,), "x")
+    kept = graph.add(node([x], 8))
+    overwritten = graph.add(replace(node([kept], 8, Op.CPY), view_src=kept))
+    written = graph.add(replace(node([view(kept), cache], 8, Op.SET_ROWS), view_src=cache))
+    read = graph.add(view(written))
+    dropped = graph.add(node([read, kept], 8))
+    graph.add(replace(node([dropped, dropped], 8, Op.CPY), view_src=dropped))
+    kept_view = written.src[0]
+    assert kept_view is not None
+    graph.nodes.insert(2, kept_view)
+    assert graph.effects().nodes == [kept, overwritten, kept_view, written]
+    assert Graph([kept, overwritten]).effects().nodes == []
 
 
 def test_a_program_places_leaves_views_and_results() -> None:

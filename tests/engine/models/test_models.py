@@ -18,7 +18,7 @@ from app.engine.ggml import GGMLType, Op, TensorFlag
 from app.engine.gguf.layout import ValueType
 from app.engine.gguf.reader import GGUFFile
 from app.engine.gguf.writer import Typed, write_gguf
-from app.engine.graph import leaf
+from app.engine.graph import Graph, leaf
 from app.engine.models import registry
 from app.engine.models.base import (
     EMBEDDING_LAYER,
@@ -58,6 +58,25 @@ def ops(model: Model, stage: StageShape, batch: BatchShape = BATCH) -> Counter[s
     g = GraphBuilder()
     model.build(g, batch, stage, stage_tensors(model, batch, stage))
     return Counter(node.op.name for node in g.graph.nodes if not node.is_view_op)
+
+
+@pytest.mark.parametrize("name", sorted(RECIPES))
+def test_without_an_output_all_caches_are_written_and_the_head_is_not_read(make, name: str) -> None:
+    model, g = make(name), GraphBuilder()
+    stage = StageShape(0, model.n_layers, is_last=True)
+    tensors = stage_tensors(model, BATCH, stage)
+    model.build(g, BATCH, stage, tensors)
+    caches = {id(cache) for cache in tensors.caches.values()}
+
+    def written(graph: Graph) -> list[int]:
+        owners = [id(node.view_src) for node in graph.nodes if not node.is_view_op]
+        return [owner for owner in owners if owner in caches]
+
+    effects = g.graph.effects()
+    assert written(effects) == written(g.graph) and set(written(effects)) == caches
+    reached = {source.name for node in effects.nodes for source in node.src if source is not None}
+    assert not reached & {"output.weight", "output_norm.weight", "token_embd.weight"}
+    assert len(effects.nodes) < len(g.graph.nodes) and "x" in reached
 
 
 # Facts.
