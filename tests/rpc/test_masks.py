@@ -242,3 +242,13 @@ def test_a_turn_behind_a_mask_is_a_turn_again() -> None:
         assert answers == [np.full(4, 5, np.float32).tobytes()] * 3
         assert (counted["WRITE_MASK"], counted["GRAPH_RUN"], counted["TAKE_TURN"]) == (1, 1, 2)
         assert bytes(far.read(buffer, 512, MIXED.n_bytes).result(WAIT_S)) == MIXED.array.tobytes()
+
+
+def test_a_mask_between_a_run_and_a_read_comes_between_them() -> None:
+    """What is read then is no longer what the run left: it is no turn."""
+    with remote(NumpyDevice()) as far:
+        buffer = far.alloc(ROOM)
+        far.run(far.prepare(sum_program(buffer)))
+        far.write_mask(buffer, 0, MIXED)
+        assert bytes(far.read(buffer, 256, 16).result(WAIT_S)) == MIXED.array.tobytes()[256:272]
+        assert far.link.dispatcher.stats().commands.get("TAKE_TURN", 0) == 0
