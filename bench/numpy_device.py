@@ -18,7 +18,7 @@ from app.engine.embedding import TokenEmbedding
 from app.engine.ggml import GGMLType
 from app.engine.gguf.reader import GGUFFile
 from app.engine.loader import load_stages, plan_stages
-from app.engine.mask import hide_all, show_sequence
+from app.engine.mask import CellRun, MaskRecipe, MaskRows
 from app.engine.models import registry
 from app.engine.models.base import BatchShape, InputKind, Model
 from app.engine.stage import Stage, StageLimits
@@ -39,15 +39,14 @@ class Bench:
         start_s = time.perf_counter()
         n_kv = -(-(self._n_past + n_tokens) // 256) * 256
         positions = np.arange(self._n_past, self._n_past + n_tokens, dtype=np.int32)
-        mask = hide_all(n_tokens, n_kv)
-        show_sequence(mask, slice(0, n_tokens), positions, np.arange(self._n_past + n_tokens), None)
+        rows = (MaskRows(0, n_tokens, (CellRun(0, self._n_past + n_tokens),)),)
         x = self._embedding.rows(positions % self._model.n_vocab)
         small: dict[InputKind, Any] = {
             InputKind.POSITIONS: np.tile(positions, self._model.position_streams),
             InputKind.KV_ROWS: positions.astype(np.int64),
             InputKind.OUT_IDS: np.array([n_tokens - 1], np.int32),
         }
-        masks = {InputKind.MASK: [(0, mask.data.cast("B"))]}
+        masks = {InputKind.MASK: MaskRecipe(n_tokens, n_kv, None, rows)}
         logits = self._stage.submit(
             BatchShape(n_tokens, n_kv, 1), x, x.nbytes, small, masks, self._model.n_vocab * _F32_BYTES
         )

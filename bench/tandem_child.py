@@ -13,7 +13,7 @@ from app.engine.embedding import TokenEmbedding
 from app.engine.ggml import GGMLType
 from app.engine.gguf.reader import GGUFFile
 from app.engine.loader import load_stages, plan_stages
-from app.engine.mask import hide_all, show_sequence
+from app.engine.mask import CellRun, MaskRecipe, MaskRows
 from app.engine.models import registry
 from app.engine.models.base import BatchShape, InputKind
 from app.engine.stage import StageLimits
@@ -63,11 +63,11 @@ class Context:
         n_kv = -(-end // _KV_STEP_CELLS) * _KV_STEP_CELLS
         positions = np.arange(self.n_past, end, dtype=np.int32)
         window = self._model.windows[0] if self._model.windows else None
-        masks = {}
-        for kind, sees in ((InputKind.MASK, width), (InputKind.MASK_SWA, window)):
-            mask = hide_all(n_tokens, n_kv)
-            show_sequence(mask, slice(0, n_tokens), positions, np.arange(end), sees)
-            masks[kind] = [(0, mask.data.cast("B"))]
+        rows = (MaskRows(0, n_tokens, (CellRun(0, end),)),)
+        masks = {
+            kind: MaskRecipe(n_tokens, n_kv, sees, rows)
+            for kind, sees in ((InputKind.MASK, width), (InputKind.MASK_SWA, window))
+        }
         x = self._embedding.rows((positions.astype(np.int64) * 7919 % self._model.n_vocab).astype(np.int32))
         small: dict[InputKind, Any] = {
             InputKind.POSITIONS: np.tile(positions, self._model.position_streams),

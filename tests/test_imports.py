@@ -47,6 +47,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "app.engine.ggml",
         "app.engine.gguf",
         "app.engine.lane",
+        "app.engine.mask",
         "app.engine.opcheck",
         "app.engine.kernels.hash",
     ),

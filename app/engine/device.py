@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 
 from app.engine.connection import ConnectionStats
 from app.engine.ggml import GGMLType, Shape
+from app.engine.mask import MASK_BYTES, MaskRecipe
 from app.engine.program import Buffer, PlacedTensor, Program
 from app.engine.route import Route
 from app.engine.rows import RowSelection
@@ -77,6 +78,12 @@ def check_target(device_name: str, into: memoryview | None, size_bytes: int) -> 
         raise DeviceError(f"device {device_name}: {size_bytes} bytes do not go into a memory of {into.nbytes}")
 
 
+def check_mask_place(device_name: str, offset: int) -> None:
+    """Raises DeviceError where no half floats can begin."""
+    if offset % MASK_BYTES:
+        raise DeviceError(f"device {device_name}: a mask cannot begin at byte {offset}")
+
+
 class Handle:
     """A prepared program. Made by `Device.prepare`, valid until `Device.release` or until a buffer it uses is freed."""
 
@@ -105,6 +112,8 @@ class Device(ABC):
     caps: DeviceCaps
     #: Whether it answers `read_rows`.
     selects_rows: bool = False
+    #: Whether it makes masks where they lie, of the recipe alone.
+    builds_masks: bool = False
 
     @abstractmethod
     def memory(self) -> DeviceMemory:
@@ -134,6 +143,11 @@ class Device(ABC):
         """Write views of bytes, each so far behind `offset`. Their memory is never changed again."""
         for at, payload in pieces:
             self.write(buffer, offset + at, payload)
+
+    def write_mask(self, buffer: Buffer, offset: int, recipe: MaskRecipe) -> Future[None]:
+        """Put the mask of a recipe at `offset`, a multiple of 2, as `write` does with its bytes."""
+        check_mask_place(self.name, offset)
+        return self.write(buffer, offset, recipe.array.data.cast("B"))
 
     @abstractmethod
     def read(self, buffer: Buffer, offset: int, size_bytes: int, into: memoryview | None = None) -> Future[memoryview]:

@@ -20,7 +20,7 @@ from app.engine.buckets import bucket, buckets, kv_bucket
 from app.engine.embedding import TokenEmbedding
 from app.engine.handover import RELAYED, Boundaries, HandOver, Parcel, Selected, when_all
 from app.engine.inputs import MaskMirror
-from app.engine.mask import cells_of, hide_all, show_sequence
+from app.engine.mask import MaskRecipe, MaskRows, runs_of
 from app.engine.models.base import BatchShape, InputKind, Model
 from app.engine.rows import Row, RowSelection, RowWish, selection_of, whole_rows
 from app.engine.serving.types import BLOCK_CELLS, StateAction, StateOp, Ubatch
@@ -88,7 +88,10 @@ class Executor:
 
     def connect_stages(self) -> None:
         """Choose how boundaries travel; once more after a stage was rebuilt. Blocks while routes are tried."""
-        self._boundaries.connect([stage.device for stage in self.stages])
+        devices = [stage.device for stage in self.stages]
+        self._boundaries.connect(devices)
+        for mirror in self._mirrors.values():
+            mirror.all_build = all(device.builds_masks for device in devices)
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -101,7 +104,7 @@ class Executor:
         return sum(stage.n_prepared for stage in self.stages)
 
     def forget_inputs(self) -> None:
-        """What the devices hold is unknown (a stage was rebuilt): send masks whole next time."""
+        """What the devices hold is unknown (a stage was rebuilt): make masks anew next time."""
         for mirror in self._mirrors.values():
             mirror.forget()
 
@@ -115,7 +118,7 @@ class Executor:
         self._move(ubatch, ubatch.before)
         batch = self._batch(ubatch)
         small = self._small_inputs(ubatch, batch)
-        masks = {kind: self._mirrors[kind].pieces(mask) for kind, mask in self._masks(ubatch, batch).items()}
+        masks = {kind: self._mirrors[kind].change_to(mask) for kind, mask in self._masks(ubatch, batch).items()}
         n_embd, n_rows = self._model.n_embd, ubatch.n_tokens
         width = n_embd if hidden else self._model.n_vocab
         x: StageInput = self._embedding.rows(ubatch.tokens)
@@ -204,17 +207,14 @@ class Executor:
         positions = _padded(ubatch.positions, batch.n_tokens, 0).tolist()
         return np.array([self._model.attn_scale(position) for position in positions], dtype=np.float32)
 
-    def _masks(self, ubatch: Ubatch, batch: BatchShape) -> dict[InputKind, NDArray[np.uint16]]:
+    def _masks(self, ubatch: Ubatch, batch: BatchShape) -> dict[InputKind, MaskRecipe]:
         windows: dict[InputKind, int | None] = {InputKind.MASK: None}
         if self._model.windows:
             windows[InputKind.MASK_SWA] = self._model.windows[0]
-        masks = {kind: hide_all(batch.n_tokens, batch.n_kv) for kind in windows}
-        for sequence in ubatch.sequences:
-            rows = slice(sequence.first_row, sequence.first_row + sequence.n_rows)
-            cells = cells_of(sequence.blocks, sequence.n_visible, BLOCK_CELLS)
-            for kind, window in windows.items():
-                show_sequence(masks[kind], rows, ubatch.positions[rows], cells, window)
-        return masks
+        rows = tuple(
+            MaskRows(s.first_row, s.n_rows, runs_of(s.blocks, s.n_visible, BLOCK_CELLS)) for s in ubatch.sequences
+        )
+        return {kind: MaskRecipe(batch.n_tokens, batch.n_kv, window, rows) for kind, window in windows.items()}
 
 
 #: How each small input is made.

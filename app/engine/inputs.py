@@ -12,13 +12,17 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from app.engine.mask import MaskRecipe
 from app.engine.models.base import InputKind, InputSpec
 from app.engine.plan import align_up
 
 #: Inputs that are written alone, at a place that holds for every shape. The rest are packed behind them.
 _LARGE = (InputKind.X, InputKind.MASK, InputKind.MASK_SWA)
 
-#: Masks of more rows than this are sent whole: they belong to prompts, whose rows are all new.
+#: What must be done to a mask on a device: all of it made anew, or these bytes written at these offsets.
+MaskChange = MaskRecipe | Sequence[tuple[int, memoryview]]
+
+#: Masks of more rows than this are made anew: they belong to prompts, whose rows are all new.
 _MAX_ROWS_COMPARED = 64
 #: What sending one more piece costs, in bytes: a command's header.
 _PIECE_COST_BYTES = 320
@@ -79,24 +83,27 @@ class InputArea:
 
 
 class MaskMirror:
-    """Remembers what a mask holds on the devices and finds the pieces that must be sent to change it."""
+    """Remembers what a mask holds on the devices and finds how to turn it into the next one."""
 
     def __init__(self) -> None:
-        self._held: NDArray[np.uint16] | None = None
+        self._held: MaskRecipe | None = None
+        #: Whether a recipe is short for every device: then those of prompts are not compared, however few their rows.
+        self.all_build = False
 
     def forget(self) -> None:
-        """What the devices hold is unknown; the next mask is sent whole."""
+        """What the devices hold is unknown; the next mask is made anew."""
         self._held = None
 
-    def pieces(self, mask: NDArray[np.uint16]) -> list[tuple[int, memoryview]]:
-        """Byte offsets and payloads that turn what is held into `mask`, which must not be changed afterwards."""
+    def change_to(self, mask: MaskRecipe) -> MaskChange:
+        """What turns the mask that is held into this one."""
         held, self._held = self._held, mask
-        whole = [(0, mask.data.cast("B"))]
-        if held is None or held.shape != mask.shape or len(mask) > _MAX_ROWS_COMPARED:
-            return whole
-        pieces = list(_changed_runs(held.reshape(-1), mask.reshape(-1)))
+        if held is None or held.shape != mask.shape or mask.n_tokens > _MAX_ROWS_COMPARED:
+            return mask
+        if self.all_build and mask.has_prompt:
+            return mask
+        pieces = list(_changed_runs(held.array.reshape(-1), mask.array.reshape(-1)))
         cost_bytes = sum(_PIECE_COST_BYTES + len(payload) for _, payload in pieces)
-        return pieces if cost_bytes < mask.nbytes + _PIECE_COST_BYTES else whole
+        return pieces if cost_bytes < mask.n_bytes + _PIECE_COST_BYTES else mask
 
 
 def _changed_runs(held: NDArray[np.uint16], mask: NDArray[np.uint16]) -> Iterator[tuple[int, memoryview]]:

@@ -7,7 +7,7 @@ shape; decode allocates nothing.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from enum import Enum, auto
@@ -21,7 +21,8 @@ from app.engine.device import Device, Handle, WeightHint
 from app.engine.ggml import GGMLType, row_bytes
 from app.engine.graph import Graph, Tensor, leaf
 from app.engine.handover import RELAYED, HandOver, Parcel, Region, RelayedParcel
-from app.engine.inputs import InputArea, InputLayout
+from app.engine.inputs import InputArea, InputLayout, MaskChange
+from app.engine.mask import MaskRecipe
 from app.engine.models.base import (
     SHARED_LAYER,
     BatchShape,
@@ -295,7 +296,7 @@ class Stage:
         x: StageInput,
         x_bytes: int,
         small: Mapping[InputKind, NDArray[np.generic]],
-        masks: Mapping[InputKind, Sequence[tuple[int, memoryview]]],
+        masks: Mapping[InputKind, MaskChange],
         read_bytes: int,
         *,
         way: HandOver = RELAYED,
@@ -304,9 +305,8 @@ class Stage:
     ) -> Parcel:
         """Queue one ubatch: inputs, the run, and the departure of the first `read_bytes` of its output on `way`.
 
-        `x` are embedding rows or what the stage before sent off; `masks` the pieces that changed. Never blocks, except
-        for the preparation of a shape not seen before. With `read_bytes` 0 only caches are written, and the parcel says
-        when they are.
+        `x` are embedding rows or what the stage before sent off; `masks` how they change. Never blocks, except for the
+        preparation of a shape not seen before. With `read_bytes` 0 only caches are written, and the parcel says when.
         `on_sent` is called when `x` is no longer needed: it has left for the device, or was copied there.
         """
         wanted = Result.HIDDEN if hidden else Result.LOGITS
@@ -314,9 +314,9 @@ class Stage:
         offsets = prepared.inputs.offsets
         if packed := prepared.inputs.pack(small):
             self.device.write(self._inputs, self._area.small_offset, packed)
-        for kind, pieces in masks.items():
+        for kind, change in masks.items():
             if kind in offsets:
-                self.device.write_pieces(self._inputs, offsets[kind], pieces)
+                self._change_mask(offsets[kind], change)
         place = Region(self.device, self._inputs, offsets[InputKind.X], x_bytes)
         sent = x.deliver(place) if isinstance(x, Parcel) else self._write(place, x.data.cast("B"))
         if on_sent is not None:
@@ -325,6 +325,12 @@ class Stage:
         if read_bytes == 0:
             return RelayedParcel(self.device.record())
         return way.send(Region(self.device, self._scratch, prepared.output_offset, read_bytes))
+
+    def _change_mask(self, offset: int, change: MaskChange) -> None:
+        if isinstance(change, MaskRecipe):
+            self.device.write_mask(self._inputs, offset, change)
+        else:
+            self.device.write_pieces(self._inputs, offset, change)
 
     @staticmethod
     def _write(place: Region, rows: memoryview) -> Future[None]:

@@ -78,7 +78,8 @@ def _devices(links: Sequence[Link], told: _Description, first_index: int) -> lis
     for index, link in enumerate(links):
         name = f"RPC{first_index + index}[{link.endpoint}]"
         caps = _caps(link, index, told.devices[index])
-        link.pushes, link.selects_rows, link.takes_turns = told.pushes, told.selects_rows, told.takes_turns
+        link.pushes, link.selects_rows = told.pushes, told.selects_rows
+        link.takes_turns, link.builds_masks = told.takes_turns, told.builds_masks
         link.identity = told.identity
         devices.append(RpcDevice(name, link, index, caps, offers_above_bytes=told.offers_above_bytes))
     return devices
@@ -106,6 +107,7 @@ class _Description:
     pushes: bool = False
     selects_rows: bool = False
     takes_turns: bool = False
+    builds_masks: bool = False
     identity: str = ""
 
 
@@ -121,7 +123,7 @@ def _describe(dispatcher: Dispatcher, count: int) -> _Description:
         devices = [{key: str(device[key]) for key in ("kernel_variant", "description")} for device in told["devices"]]
         keeps_weights = bool(told["keeps_weights"])
         identity = str(told.get("identity", ""))[:MAX_IDENTITY]
-        can = {what: bool(told.get(what)) for what in ("pushes", "selects_rows", "takes_turns")}
+        can = {what: bool(told.get(what)) for what in ("pushes", "selects_rows", "takes_turns", "builds_masks")}
     except (ValueError, KeyError, TypeError) as error:
         raise RemoteProtocolError(f"worker {dispatcher.endpoint} describes its devices unreadably: {error}") from error
     if len(devices) != count:

@@ -13,8 +13,18 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from app.engine.connection import ConnectionStats
-from app.engine.device import Device, DeviceCaps, DeviceMemory, Handle, Payload, WeightHint, check_target
+from app.engine.device import (
+    Device,
+    DeviceCaps,
+    DeviceMemory,
+    Handle,
+    Payload,
+    WeightHint,
+    check_mask_place,
+    check_target,
+)
 from app.engine.ggml import MAX_SRC, TRAITS, Op
+from app.engine.mask import MAX_PACKED_BYTES, MaskRecipe
 from app.engine.opcheck import check_program
 from app.engine.program import Buffer, PlacedTensor, Program
 from app.engine.route import Route
@@ -83,6 +93,7 @@ class RpcDevice(Device):
         self.index = index
         self.link = link
         self.selects_rows = link.selects_rows
+        self.builds_masks = link.builds_masks
         self._version = link.peer.version
         self._offers_above_bytes = offers_above_bytes
         self._sender = Sender(link)
@@ -185,6 +196,15 @@ class RpcDevice(Device):
             return
         first, end = min(at for at, _ in pieces), max(at + len(view) for at, view in pieces)
         self._sender.write_small(self._mine(buffer, offset + first, end - first), offset, pieces)
+
+    def write_mask(self, buffer: Buffer, offset: int, recipe: MaskRecipe) -> Future[None]:
+        """A short mask travels as its bytes: they are part of a turn, which a mask of its own is not."""
+        if not self.builds_masks or recipe.n_bytes <= SMALL_BYTES or len(recipe.packed) > MAX_PACKED_BYTES:
+            return super().write_mask(buffer, offset, recipe)
+        mine = self._mine(buffer, offset, recipe.n_bytes)
+        check_mask_place(self.name, offset)
+        self._sender.write_mask(mine, offset, recipe)
+        return _DONE
 
     def read(self, buffer: Buffer, offset: int, size_bytes: int, into: memoryview | None = None) -> Future[memoryview]:
         mine = self._mine(buffer, offset, size_bytes)

@@ -66,7 +66,8 @@ def describe(session: Session, request: m.Describe) -> None:
     ]
     worker = session.worker
     told = {"devices": devices, "keeps_weights": not worker.weights.is_empty, "identity": worker.identity}
-    session.answer_text(json.dumps({**told, "pushes": True, "selects_rows": True, "takes_turns": True}).encode())
+    can = {"pushes": True, "selects_rows": True, "takes_turns": True, "builds_masks": True}
+    session.answer_text(json.dumps(told | can).encode())
 
 
 def ping(session: Session, request: m.Ping) -> None:

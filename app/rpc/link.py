@@ -46,6 +46,8 @@ class Link:
         self.selects_rows = False
         #: Whether it does a decode step that comes as one request.
         self.takes_turns = False
+        #: Whether it makes masks of their recipes.
+        self.builds_masks = False
         #: What a Tandem worker calls its own process, whatever endpoint leads to it; "" if it does not say.
         self.identity = ""
         self._users = users

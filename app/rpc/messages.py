@@ -235,6 +235,15 @@ class WriteBatch:
 
 
 @dataclass(frozen=True, slots=True)
+class WriteMask:
+    """Make an attention mask at an absolute address; no answer. `recipe` is a packed `MaskRecipe`."""
+
+    command: ClassVar[Command] = Command.WRITE_MASK
+    address: int
+    recipe: memoryview
+
+
+@dataclass(frozen=True, slots=True)
 class ReadRegion:
     """Read bytes at an absolute address; GET_TENSOR without the tensor."""
 
@@ -370,7 +379,7 @@ Request = (
     Hello | AllocBuffer | GetAlignment | GetMaxSize | BufferGetBase | FreeBuffer | BufferClear | SetTensor
     | SetTensorHash | GetTensor | CopyTensor | GetDeviceMemory | InitTensor | GetAllocSize | DeviceCount
     | GraphRecompute | MemsetTensor | GraphCompute | Describe | GraphStore | GraphRun | GraphDrop | WriteBatch
-    | ReadRegion | Ping | AuthChallenge | AuthProve
+    | WriteMask | ReadRegion | Ping | AuthChallenge | AuthProve
     | ReadRows | TakeTurn | PushAccept | PushConnect | PushAttach | Push | PushTurn | PushTake | PushData
 )  # fmt: skip
 Answer = HelloAnswer | Allocated | Value | MemoryAnswer | Challenge | Proof | Ticket

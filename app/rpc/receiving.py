@@ -1,4 +1,4 @@
-"""Bytes into a worker's devices: bulk data of SET_TENSOR, weights that are here already, small writes in batches."""
+"""Bytes into a worker's devices: bulk data of SET_TENSOR, weights that are here already, small writes, masks."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
+from app.engine.mask import MASK_BYTES, MaskRecipe
 from app.errors import RemoteProtocolError
 from app.rpc import messages as m
 from app.rpc.client_socket import ClientSocket
@@ -176,8 +177,25 @@ def _put_in_view(
     return []
 
 
+def write_mask(session: Session, request: m.WriteMask) -> None:
+    """The device makes it when it gets there. It means what its bytes would: a large one belongs to a prompt."""
+    try:
+        recipe = MaskRecipe.unpack(request.recipe)
+    except ValueError as error:
+        raise RemoteProtocolError(f"WRITE_MASK: {error}") from None
+    spot = session.holdings.at(request.address, recipe.n_bytes)
+    if spot.offset % MASK_BYTES:
+        raise RemoteProtocolError(f"WRITE_MASK: half floats cannot begin at byte {spot.offset} of a buffer")
+    if recipe.n_bytes >= OVERLAP_BYTES:
+        session.workload.bulk_bytes += recipe.n_bytes
+    builds = spot.station.device.builds_masks
+    device = session.workload.device(spot.station, len(request.recipe) if builds else recipe.n_bytes)
+    device.write_mask(spot.buffer, spot.offset, recipe)
+
+
 HANDLERS: Mapping[Command, Callable[[Session, Any], None]] = {
     Command.SET_TENSOR: set_tensor,
     Command.SET_TENSOR_HASH: set_tensor_hash,
     Command.WRITE_BATCH: write_batch,
+    Command.WRITE_MASK: write_mask,
 }

@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any
 
+from app.engine.mask import MaskRecipe
 from app.engine.rows import F32_BYTES, WHOLE, RowSelection
 from app.errors import DeviceLost
 from app.rpc.awaited import Awaited
 from app.rpc.hasher import HASH_BYTES, Hasher
 from app.rpc.link import Link, RpcBuffer
-from app.rpc.messages import CopyTensor, Push, PushTurn, ReadRows, Request, SetTensorHash, TakeTurn, Value
+from app.rpc.messages import CopyTensor, Push, PushTurn, ReadRows, Request, SetTensorHash, TakeTurn, Value, WriteMask
 from app.rpc.outbox import SKIP, Answer, Entry, LaneState, settle
 from app.rpc.protocol import encode
 from app.rpc.specs import answer_range
@@ -138,6 +139,14 @@ class Sender:
         with self._link.lock:
             for at, view in pieces:
                 self._riders.add_write(buffer, offset + at, view)
+            if len(self._riders) > MAX_WAITING_BYTES:
+                self.flush()
+
+    def write_mask(self, buffer: RpcBuffer, offset: int, recipe: MaskRecipe) -> None:
+        """Have a mask made; its recipe leaves with the next command."""
+        request, tail = WriteMask(buffer.address.base + offset, memoryview(b"")), recipe.packed
+        with self._link.lock:
+            self._riders.add_mask("WRITE_MASK", encode(request, self._link.peer.version, len(tail)) + tail)
             if len(self._riders) > MAX_WAITING_BYTES:
                 self.flush()
 

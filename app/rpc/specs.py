@@ -152,6 +152,7 @@ _COMMON: dict[Command, Spec] = {
     Command.GRAPH_RUN: Spec(Layout(m.GraphRun, "I Q")),
     Command.GRAPH_DROP: Spec(Layout(m.GraphDrop, "I Q")),
     Command.WRITE_BATCH: Spec(Layout(m.WriteBatch, "*")),
+    Command.WRITE_MASK: Spec(Layout(m.WriteMask, "Q *")),
     Command.READ_REGION: Spec(Layout(m.ReadRegion, "Q Q"), _exactly),
     Command.READ_ROWS: Spec(Layout(m.ReadRows, "Q I *"), _selected),
     Command.TAKE_TURN: Spec(Layout(m.TakeTurn, "I Q Q I I *"), _selected_in_turn),

@@ -63,7 +63,7 @@ class TurnParts(NamedTuple):
 
 
 class Riders:
-    """Small commands that wait for the next one and leave with it: writes, whose bytes are copied, and runs.
+    """Small commands that wait for the next one and leave with it: writes, whose bytes are copied, masks, and runs.
 
     To a Tandem worker writes in a row travel as one WRITE_BATCH, to a stock worker as SET_TENSOR commands in a row.
     """
@@ -101,6 +101,13 @@ class Riders:
                 self._bytes += bytes(REQUEST_HEADER.size)
         self._bytes += head
         self._bytes += payload
+
+    def add_mask(self, command: str, frame: bytes) -> None:
+        """A whole command that writes a mask."""
+        self._close_batch()
+        self._run_at = -1
+        self._bytes += frame
+        self._commands.append(command)
 
     def add_run(self, command: str, frame: bytes) -> None:
         """A whole command that runs a kept graph."""

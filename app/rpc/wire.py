@@ -81,6 +81,7 @@ class Command(IntEnum):
     READ_ROWS = 143
     TAKE_TURN = 144
     PUSH_TURN = 145
+    WRITE_MASK = 146
 
 
 FIRST_EXTENSION = 128

@@ -20,6 +20,7 @@ import numpy as np
 
 from app.engine.devices.numpy import NumpyDevice
 from app.engine.ggml import GGMLType, GluOp, Op, RopeMode, TensorFlag, UnaryOp
+from app.engine.mask import CellRun, MaskRecipe, MaskRows
 from app.engine.program import Buffer, PlacedTensor, Program
 from app.engine.rows import WHOLE, RowSelection, RowWish
 from app.errors import InternalError
@@ -40,6 +41,7 @@ CORPUS = Path(__file__).parent / "corpus"
 #: The first buffer of every session, as a worker with deterministic addresses gives it.
 HANDLE, BASE = 0x1000, 0x1000_0000
 
+MASK = MaskRecipe(4, 64, 3, (MaskRows(0, 2, (CellRun(0, 5), CellRun(8, 2))), MaskRows(2, 1, (CellRun(9, 1),))))
 ROWS = RowSelection(16, (RowWish(3, True), WHOLE))
 
 
@@ -197,6 +199,7 @@ def _every_command() -> bytes:
         (m.MemsetTensor(whole, 1, 2, 3), b""),
         (m.Describe(), b""),
         (m.WriteBatch(memoryview(b"")), BATCH_ITEM.pack(BASE, 4) + b"abcd" + BATCH_ITEM.pack(BASE + 9, 2) + b"xy"),
+        (m.WriteMask(BASE + 1024, memoryview(b"")), MASK.packed),
         (m.ReadRegion(BASE, 16), b""),
         (m.ReadRows(BASE, 16, memoryview(b"")), ROWS.packed),
         (m.Ping(1), b""),

@@ -49,6 +49,7 @@ REQUESTS: list[tuple[Any, bytes]] = [
     (m.GraphRun(1, 99), b""),
     (m.GraphDrop(1, 99), b""),
     (m.WriteBatch(memoryview(BULK)), BULK),
+    (m.WriteMask(0xDEADBEEF, memoryview(BULK)), BULK),
     (m.ReadRegion(0xDEADBEEF, 64), b""),
     (m.ReadRows(0xDEADBEEF, 32_000, memoryview(BULK)), BULK),
     (m.TakeTurn(1, 99, 0xDEADBEEF, 32_000, 4, memoryview(BULK)), BULK),
@@ -356,7 +357,7 @@ def test_any_request_in_any_pieces(what: tuple[Any, bytes], cuts: list[int]) -> 
         data = data[n:]
         if got is None:
             got = parser.next_request()
-            if isinstance(got, m.GraphCompute | m.GraphStore | m.WriteBatch | m.PushConnect):
+            if isinstance(got, m.GraphCompute | m.GraphStore | m.WriteBatch | m.WriteMask | m.PushConnect):
                 assert got == request  # its views live until the next feed
         taken += parser.take_payload(1 << 30)
     assert got is not None and got.command == request.command

@@ -12,9 +12,19 @@ from weakref import WeakSet
 import numpy as np
 from numpy.typing import NDArray
 
-from app.engine.device import Device, DeviceCaps, DeviceMemory, Handle, Payload, WeightHint, check_target
+from app.engine.device import (
+    Device,
+    DeviceCaps,
+    DeviceMemory,
+    Handle,
+    Payload,
+    WeightHint,
+    check_mask_place,
+    check_target,
+)
 from app.engine.devices.host_memory import host_memory
 from app.engine.lane import Lane
+from app.engine.mask import MaskRecipe
 from app.engine.opcheck import check_program
 from app.engine.program import Buffer, Program
 from app.engine.rows import F32_BYTES, RowSelection
@@ -91,6 +101,7 @@ class HostDevice(Device):
     """
 
     selects_rows = True
+    builds_masks = True
 
     def __init__(self, name: str, caps: DeviceCaps, memory_limit_bytes: int | None) -> None:
         self.name = name
@@ -218,6 +229,12 @@ class HostDevice(Device):
             np.copyto(target(), data)
 
         return self._lane.call(work)
+
+    def write_mask(self, buffer: Buffer, offset: int, recipe: MaskRecipe) -> Future[None]:
+        self._require_open()
+        check_mask_place(self.name, offset)
+        target = self._region(buffer, offset, recipe.n_bytes, replaced=True)
+        return self._lane.call(lambda: recipe.build(target().view(np.uint16).reshape(recipe.shape)))
 
     def read(self, buffer: Buffer, offset: int, size_bytes: int, into: memoryview | None = None) -> Future[memoryview]:
         self._require_open()
