@@ -52,14 +52,24 @@ class Timed(NumpyDevice):
         assert named is not None
         first, last, n_tokens, n_outputs = map(int, named.groups())
         row_s = (last - first) * n_tokens * self._layer_row_s or n_outputs * self._head_row_s
+        self.n_rows.append(n_tokens)
+        self._take(row_s, handle)
 
+    def _take(self, row_s: float, handle: Handle) -> None:
         def take_time() -> None:
             self._clock.now_s += row_s
 
-        self.n_rows.append(n_tokens)
         self._lane.submit(take_time)
         super().run(handle)
         self.synchronize()  # the clock is read when this ubatch is done, not when those behind it are
+
+
+class Lumped(Timed):
+    """Ends of ubatches are noticed when all that were submitted have taken their time."""
+
+    def _take(self, row_s: float, handle: Handle) -> None:
+        self._clock.now_s += row_s
+        NumpyDevice.run(self, handle)
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +107,15 @@ def test_a_dear_head_moves_layers_away_from_it_for_decode_alone(model: Model, op
     opened += [Timed(clock, 1e-5, 4e-5), Timed(clock, 1e-5, 4e-5)]
     speeds = probe.measure(model, opened, LIMITS, clock)
     assert placed(model, opened, speeds, Tune.PROMPT) == [6, 6]
+    assert placed(model, opened, speeds, Tune.DECODE) == [8, 4]
+
+
+def test_a_head_whose_ends_are_noticed_together_takes_its_time_all_the_same(
+    model: Model, opened: list[NumpyDevice]
+) -> None:
+    clock = Clock()
+    opened += [Lumped(clock, 1e-5, 4e-5), Lumped(clock, 1e-5, 4e-5)]
+    speeds = probe.measure(model, opened, LIMITS, clock)
     assert placed(model, opened, speeds, Tune.DECODE) == [8, 4]
 
 
