@@ -6,7 +6,8 @@ promised. Stop everything else: the machine needs a core for each worker, and wh
 
 The yardstick of a prompt is a pipeline of n equal ubatches over S stages, which takes (n + S - 1) / (S n) of the time
 of one worker. That of two decode groups is one worker with one of the groups: while it does a step of one, two workers
-do a step of both. What two cores lose when both compute is measured as well, by two engines of one worker each at once.
+do a step of both. What two cores lose when both compute is measured as well, by two engines of one worker each at once,
+and a prompt is put beside the bound by what its own slowest stage took.
 """
 
 from __future__ import annotations
@@ -83,10 +84,12 @@ TASKS = {
 def do(made: Setup, task: str, tag: str) -> float:
     """One run of a task; what it drew must be what it drew before."""
     wanted, n_tokens = TASKS[task]
-    before = made.engine.counters()["ubatches_total"]
+    before, stages_before = made.engine.counters()["ubatches_total"], made.stage_seconds()
     seconds, answers = run(made.engine, wanted, n_tokens, f"{task}-{tag}")
     if seconds <= min(made.seconds.get(task, [seconds])):
         made.n_ubatches[task] = made.engine.counters()["ubatches_total"] - before
+        stages = zip(made.stage_seconds(), stages_before, strict=True)
+        made.slowest_stage_s[task] = max(after - earlier for after, earlier in stages)
     assert made.answers.setdefault(task, answers) == answers, f"{task} drew other tokens the second time"
     return seconds
 
@@ -129,6 +132,10 @@ def prompt(model: str, rounds: int, report: Report, setups: dict[str, Setup]) ->
     n = two.n_ubatches["prompt"]
     report.note(f"prompt over two workers in {n:.0f} ubatches, layers {two.layers}; bound {2 * n / (n + 1):.2f} of one")
     report.figure("prompt: two workers, of the bound", of_bound(one_s, two, "prompt"), 0.95)
+    report.figure(
+        "prompt: two workers, of the bound by what their stages took",
+        two.slowest_stage_s["prompt"] * (n + 1) / n / two.best_s("prompt"),
+    )
     report.figure("prompt: one worker over the local device", local.best_s("prompt") / one_s, 0.97)
     with setup(model, [TANDEM], first_core=1) as other:
         do(other, "prompt", "warm")

@@ -101,9 +101,16 @@ class Setup:
     seconds: dict[str, list[float]] = field(default_factory=dict)
     answers: dict[str, list[list[int]]] = field(default_factory=dict)
     n_ubatches: dict[str, float] = field(default_factory=dict)
+    #: What the slowest stage took in the best round.
+    slowest_stage_s: dict[str, float] = field(default_factory=dict)
 
     def best_s(self, task: str) -> float:
         return min(self.seconds[task])
+
+    def stage_seconds(self) -> list[float]:
+        """What each stage has computed for so far, as the control plane sees it."""
+        counters = self.engine.counters()
+        return [counters.get(f"stage_{number}_compute_seconds_total", 0.0) for number in range(len(self.layers))]
 
 
 #: Kinds of places for layers. `ggml` is llama.cpp's own worker, `stock` ours without its extensions.
