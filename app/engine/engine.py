@@ -204,7 +204,7 @@ class Engine:
         while self._running and self._running[0].done.done():
             self._take(self._running.popleft())
             self._fill_lanes()
-        self._overlap.learn()
+        self._overlap.learn(is_idle=not self._running)
 
     def _is_idle(self) -> bool:
         if self._inbox or self._stopping:

@@ -4,11 +4,26 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from app.engine.executor import Running
 from app.engine.pacing import Pacing, least_in_flight
-from app.engine.serving.types import Budget, Demand
-from app.engine.trace import Timeline, Trace, TracedUbatch
+from app.engine.serving.types import Budget, Demand, Ubatch
+from app.engine.trace import Timeline, Trace, TracedUbatch, UbatchMarks
+
+#: So many ubatches are learned from together where no decision asks for it before: on caches that computing has emptied
+#: one takes as long as several.
+LEARNED_TOGETHER = 32
+
+
+@dataclass(frozen=True, slots=True)
+class _Noted:
+    """A ubatch that has run, without what it left: rows are large."""
+
+    ubatch: Ubatch
+    marks: UbatchMarks
+    taken_s: float
+    prepares: bool
 
 
 class Overlap:
@@ -20,7 +35,7 @@ class Overlap:
         self._timeline = Timeline()
         self._n_at_least = n_at_least
         self._trace = trace
-        self._unlearned: deque[tuple[Running, float, int]] = deque()
+        self._unlearned: deque[_Noted] = deque()
 
     def has_room(self, n_stages: int, running: Sequence[Running]) -> bool:
         """Whether one more ubatch may be in flight: as many as keep all stages busy, limited by memory too."""
@@ -62,28 +77,31 @@ class Overlap:
 
         It is learned from as soon as a decision depends on it, or else by `learn`.
         """
-        self._unlearned.append((running, now_s, n_prepared))
+        self._unlearned.append(_Noted(running.ubatch, running.marks, now_s, n_prepared != running.n_prepared))
 
-    def learn(self) -> None:
-        """Learn from what was noted: for a moment in which the devices have something to do."""
-        while self._unlearned:
-            self._learn(*self._unlearned.popleft())
+    def learn(self, *, is_idle: bool) -> None:
+        """Learn from what was noted if much was, or if there is nothing else to do."""
+        if is_idle or len(self._unlearned) >= LEARNED_TOGETHER:
+            self._learned()
 
     def _learned(self) -> Pacing:
-        self.learn()
+        while self._unlearned:
+            self._learn(self._unlearned.popleft())
         return self._pacing
 
-    def _learn(self, running: Running, now_s: float, n_prepared: int) -> None:
-        marks, ubatch = running.marks, running.ubatch
-        spans = self._timeline.take(marks, now_s)
-        if n_prepared == running.n_prepared:
+    def _learn(self, noted: _Noted) -> None:
+        marks, ubatch = noted.marks, noted.ubatch
+        spans = self._timeline.take(marks, noted.taken_s)
+        if not noted.prepares:
             n_visible = ubatch.n_visible
             for span in spans:
                 self._pacing.note(span.stage, marks.n_rows, n_visible, span.busy_s, queued=span.queued)
         if self._trace is not None:
             requests = tuple(sequence.request_id for sequence in ubatch.sequences)
             n_prompt = ubatch.n_tokens - ubatch.n_decode
-            traced = TracedUbatch(ubatch.id, ubatch.n_decode, n_prompt, requests, marks.submitted_s, now_s, spans)
+            traced = TracedUbatch(
+                ubatch.id, ubatch.n_decode, n_prompt, requests, marks.submitted_s, noted.taken_s, spans
+            )
             self._trace.add(traced)
 
     def counters(self) -> dict[str, float]:

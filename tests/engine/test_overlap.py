@@ -8,7 +8,7 @@ import numpy as np
 
 from app.engine.buckets import buckets
 from app.engine.executor import Running
-from app.engine.overlap import Overlap
+from app.engine.overlap import LEARNED_TOGETHER, Overlap
 from app.engine.serving.types import Demand, Ubatch
 from app.engine.trace import StageMarks, UbatchMarks
 
@@ -62,3 +62,17 @@ def test_over_one_stage_who_is_ready_waits_for_the_group_in_flight() -> None:
     decoding = Demand(prompts=(), n_decoding=8)
     assert overlap.budget(1, decoding, ()).n_decode == 8
     assert overlap.budget(1, decoding, [ran(1, 4, 0.5, n_prepared=0)[0]]).n_decode == 0
+
+
+def test_what_ran_is_told_at_once_when_nothing_runs_and_together_else() -> None:
+    overlap = Overlap(buckets(512), N_STAGES, None)
+    for number in range(LEARNED_TOGETHER - 1):
+        overlap.note(*ran(number, 1, 0.5, n_prepared=0), 0)
+        overlap.learn(is_idle=False)
+    assert not overlap.counters()
+    overlap.note(*ran(LEARNED_TOGETHER, 1, 0.5, n_prepared=0), 0)
+    overlap.learn(is_idle=False)
+    assert overlap.counters()["stage_1_compute_seconds_total"] == 0.5 * LEARNED_TOGETHER
+    overlap.note(*ran(LEARNED_TOGETHER + 1, 1, 0.5, n_prepared=0), 0)
+    overlap.learn(is_idle=True)
+    assert overlap.counters()["stage_1_compute_seconds_total"] == 0.5 * (LEARNED_TOGETHER + 1)
