@@ -82,7 +82,7 @@ TASKS = {
 
 
 def do(made: Setup, task: str, tag: str) -> float:
-    """One run of a task; what it drew must be what it drew before."""
+    """One run of a task; what it drew must be what it drew before, but by kernels that round otherwise in company."""
     wanted, n_tokens = TASKS[task]
     before, stages_before = made.engine.counters()["ubatches_total"], made.stage_seconds()
     seconds, answers = run(made.engine, wanted, n_tokens, f"{task}-{tag}")
@@ -90,7 +90,8 @@ def do(made: Setup, task: str, tag: str) -> float:
         made.n_ubatches[task] = made.engine.counters()["ubatches_total"] - before
         stages = zip(made.stage_seconds(), stages_before, strict=True)
         made.slowest_stage_s[task] = max(after - earlier for after, earlier in stages)
-    assert made.answers.setdefault(task, answers) == answers, f"{task} drew other tokens the second time"
+    drew_the_same = made.answers.setdefault(task, answers) == answers
+    assert drew_the_same or not made.is_ours, f"{task} drew other tokens the second time"
     return seconds
 
 
@@ -180,11 +181,7 @@ def links(model: str, rounds: int, report: Report, setups: dict[str, Setup]) -> 
     if "prompt" not in one.seconds:
         measure({"one worker": one}, "prompt", rounds, report)
     with setup(model, [TANDEM, TANDEM], link_s=LINK_S) as two:
-        for number in range(rounds + 1):
-            seconds = do(two, "prompt", f"link-{number}")
-            if number:
-                two.seconds.setdefault("prompt", []).append(seconds)
-        report.time("prompt", f"two workers, links of {LINK_S * 1e3:g} ms", two.best_s("prompt"))
+        measure({f"two workers, links of {LINK_S * 1e3:g} ms": two}, "prompt", rounds, report)
         # two links, each there and back, once
         reached = of_bound(one.best_s("prompt"), two, "prompt", 4 * LINK_S)
         report.figure(f"prompt: links of {LINK_S * 1e3:g} ms, of the bound", reached, 0.9)

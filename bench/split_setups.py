@@ -98,6 +98,8 @@ class Setup:
 
     engine: Engine
     layers: list[int]
+    #: Whether all kernels are, which give a row the same bits in ubatches of any size.
+    is_ours: bool = True
     seconds: dict[str, list[float]] = field(default_factory=dict)
     answers: dict[str, list[list[int]]] = field(default_factory=dict)
     n_ubatches: dict[str, float] = field(default_factory=dict)
@@ -144,7 +146,7 @@ def setup(
         stack.callback(engine.close)
         if trace is not None:
             trace.stage_names = [device.name for device in devices]
-        yield Setup(engine, [int(n) for n in split])
+        yield Setup(engine, [int(n) for n in split], GGML not in kinds)
 
 
 def _worker_port(stack: ExitStack, kind: str, core: int, link_s: float) -> int:
