@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import secrets
 import threading
+from functools import partial
 
 from app.errors import RemoteProtocolError
 from app.rpc.client_socket import ClientSocket
@@ -65,12 +66,7 @@ class Inlet:
         feed = self._feed
         if feed is None or self._over.is_set():
             raise EOFError("nobody pushes here")
-
-        def look_after_owner() -> None:
-            if owner.has_hung_up:
-                raise EOFError("the client has left")
-
-        feed.on_tick = look_after_owner
+        feed.on_tick = partial(_look_after, owner)
         request = feed.next_request()
         if not isinstance(request, PushData) or (request.sequence, feed.payload_left) != (sequence, size):
             raise RemoteProtocolError(
@@ -79,16 +75,23 @@ class Inlet:
             )
         return feed
 
-    def take_at_once(self, sequence: int, target: memoryview) -> bool:
-        """Receive the next push into `target`, if it comes as expected and within a tick.
+    def take_at_once(self, sequence: int, target: memoryview, owner: ClientSocket) -> bool:
+        """Receive the next push into `target`, if it comes as expected and begins to within a tick.
 
-        False: not all of it did; `next` goes on, or says what is wrong, from where this stopped.
+        False: it did not; `next` goes on, or says what is wrong, from where this stopped. `owner` as for `next`.
         Raises EOFError, OSError, RemoteProtocolError.
         """
         feed = self._feed
         if feed is None or self._over.is_set():
             return False
+        feed.on_tick = partial(_look_after, owner)  # what comes in part is waited for
         return feed.receive_expected(encode(PushData(sequence), VERSION, len(target)), target)
+
+
+def _look_after(owner: ClientSocket) -> None:
+    """End a wait whose outcome nobody is left to hear of."""
+    if owner.has_hung_up:
+        raise EOFError("the client has left")
 
 
 class Inlets:

@@ -41,7 +41,7 @@ def push_take(session: Session, request: m.PushTake) -> None:
     view = None if ready is None else session.workload.host_view(spot, size)
     has_come = True
     try:
-        if view is None or not inlet.take_at_once(request.sequence, view):
+        if view is None or not inlet.take_at_once(request.sequence, view, session.socket):
             receive(session, inlet.next(request.sequence, size, session.socket), spot, size)
     except (EOFError, OSError, RemoteProtocolError) as error:
         has_come = False

@@ -12,10 +12,10 @@ import pytest
 
 from app.engine.device import Device
 from app.engine.devices.numpy import NumpyDevice
-from app.rpc.worker import Worker
+from app.rpc.worker import Worker, WorkerSettings
 from tests.rpc.raw import RawClient, frame
 from tests.rpc.test_turns import BEST, TAKE_TURN, TERMS, Held, native
-from tests.rpc.workers import tcp_worker
+from tests.rpc.workers import tcp_worker, wait_until
 
 ACCEPT, ATTACH, TAKE, DATA, READ_REGION = 137, 139, 141, 142, 134
 PUSHED = TERMS[0].tobytes()
@@ -110,3 +110,17 @@ def test_a_senseless_turn_behind_a_push_is_refused_in_its_turn(client: RawClient
     while part := client.sock.recv(4096):
         notice += part
     assert b"graph 6 of device 0 is not kept here" in notice
+
+
+@pytest.mark.parametrize("cut", [5, len(push(0)) - len(PUSHED), len(push(0)) - 1], ids=["head", "no data", "some data"])
+def test_a_client_that_leaves_is_not_waited_for_with_half_a_push(cut: int) -> None:
+    """It would keep its memory for as long as a sender may be silent."""
+    settings = WorkerSettings(hello_s=2.0, idle_s=600.0)  # looks up twice a second
+    with tcp_worker(native(), settings=settings) as worker, RawClient(worker.port) as feed:
+        with RawClient(worker.port) as client:
+            held = Held(client)
+            client.ask(TAKE_TURN, held.turn(*held.terms))
+            feed.ask(ATTACH, client.ask(ACCEPT, struct.pack("<I", 0)))
+            feed.send(push(0)[:cut])
+            client.send(step(held, 0))
+        wait_until(lambda: not worker._sessions)
