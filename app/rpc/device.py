@@ -357,8 +357,7 @@ class RpcDevice(Device):
     def _check(self) -> None:
         if self._closed:
             raise DeviceLost(self.link.endpoint, "the device was closed")
-        if self.link.dispatcher.lost is not None:
-            self.link.check()
+        self.link.check()
 
     def _mine(self, buffer: Buffer, offset: int, size_bytes: int) -> RpcBuffer:
         """The buffer, once it is this device's and the range lies inside it."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from app.engine.device import Device
@@ -48,6 +50,6 @@ def test_masks_that_do_not_fit_are_refused(device: Device, name: str) -> None:
     buffer = device.alloc(recipe.n_bytes + 2)
     device.write_mask(buffer, 2, recipe).result(TIMEOUT_S)
     for offset in (-2, 1, 4):
-        fails(DeviceError, lambda offset=offset: device.write_mask(buffer, offset, recipe))  # type: ignore[misc]
+        fails(DeviceError, partial(device.write_mask, buffer, offset, recipe))
     device.free(buffer)
     fails(DeviceError, lambda: device.write_mask(buffer, 0, recipe))

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import json
 import struct
-import threading
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
-from app.engine.device import Device, Handle
+from app.engine.device import Device
 from app.engine.devices.numpy import NumpyDevice
 from app.engine.mask import MAX_PACKED_BYTES, CellRun, MaskRecipe, MaskRows
 from app.rpc import messages as m
 from app.rpc import session as sessions
 from app.rpc.connect import connect
 from app.rpc.device import RpcDevice
+from app.rpc.link import RpcBuffer
 from app.rpc.protocol import RequestParser, encode
 from app.rpc.session import Session
 from app.rpc.specs import SPECS
 from app.rpc.transfers import BATCH_ITEM, SMALL_BYTES, Riders
 from app.rpc.wire import Command
 from app.rpc.worker import Worker, WorkerSettings
+from tests.rpc.gated import Gated
 from tests.rpc.programs import sum_program
 from tests.rpc.raw import RawClient
 from tests.rpc.workers import QUICK, connected, remote, tcp_worker
@@ -106,18 +107,6 @@ def test_nothing_is_written_to_the_memory_of_another_client(worker: Worker, clie
     assert client.ask(READ_REGION, struct.pack("<QQ", base, ROOM)) == bytes(ROOM)
 
 
-class Gated(NumpyDevice):
-    """Computes nothing before the gate is open."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate = threading.Event()
-
-    def run(self, handle: Handle) -> None:
-        self._lane.submit(lambda: self.gate.wait(WAIT_S))
-        super().run(handle)
-
-
 class Copying(Gated):
     """Takes masks as bytes."""
 
@@ -194,8 +183,9 @@ def test_an_older_worker_of_ours_gets_bytes(monkeypatch: pytest.MonkeyPatch) -> 
         told = {"devices": [one], "keeps_weights": False, "pushes": True, "selects_rows": True, "takes_turns": True}
         session.answer_text(json.dumps(told).encode())
 
-    monkeypatch.setitem(sessions._HANDLERS, Command.DESCRIBE, describe)  # type: ignore[arg-type]
-    monkeypatch.delitem(sessions._HANDLERS, Command.WRITE_MASK)  # type: ignore[arg-type]
+    old = {**sessions._HANDLERS, Command.DESCRIBE: describe}
+    del old[Command.WRITE_MASK]
+    monkeypatch.setattr(sessions, "_HANDLERS", old)
     with tcp_worker(NumpyDevice()) as worker:
         (far,) = connect(f"127.0.0.1:{worker.port}", timeouts=QUICK)
         n_masks, _, got = sent_for(far, MIXED)
@@ -206,12 +196,13 @@ def test_an_older_worker_of_ours_gets_bytes(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_mask_rides_with_small_writes_and_the_run_in_order() -> None:
     with remote(NumpyDevice()) as far:
         buffer = far.alloc(ROOM)
-        base = buffer.address.base  # type: ignore[attr-defined]
+        assert isinstance(buffer, RpcBuffer)
+        base = buffer.address.base
         riders = Riders(batched=True)
         mask = encode(m.WriteMask(base, memoryview(b"")), (7, 0), len(MIXED.packed)) + MIXED.packed
-        riders.add_write(buffer, 0, memoryview(b"ab"))  # type: ignore[arg-type]
+        riders.add_write(buffer, 0, memoryview(b"ab"))
         riders.add_mask("WRITE_MASK", mask)
-        riders.add_write(buffer, 4, memoryview(b"cd"))  # type: ignore[arg-type]
+        riders.add_write(buffer, 4, memoryview(b"cd"))
         riders.add_run("GRAPH_RUN", encode(m.GraphRun(0, 5), (7, 0)))
         assert riders.take_turn() is None
         taken, commands = riders.take()

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import resource
 import struct
-import threading
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
-from app.engine.device import Handle
 from app.engine.devices.numpy import NumpyDevice
 from app.engine.rows import MAX_BEST, WHOLE, BestRow, RowSelection, RowWish
 from app.rpc.worker import Worker, WorkerSettings
+from tests.rpc.gated import Gated
 from tests.rpc.programs import sum_program
 from tests.rpc.raw import RawClient
 from tests.rpc.workers import connected, remote, tcp_worker
@@ -73,18 +72,6 @@ def test_senseless_wishes_end_the_session_and_no_other(
     assert notice[:8] == b"\xff" * 8 and reason.encode() in notice
     with RawClient(worker.port) as other:
         assert other.alloc(64)[0]
-
-
-class Gated(NumpyDevice):
-    """Computes nothing before the gate is open."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate = threading.Event()
-
-    def run(self, handle: Handle) -> None:
-        self._lane.submit(lambda: self.gate.wait(WAIT_S))
-        super().run(handle)
 
 
 class Clumsy(Gated):
