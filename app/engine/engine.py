@@ -8,6 +8,7 @@ wake-up. Nothing here speaks HTTP, and nothing knows whether a device is local.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections import deque
@@ -217,27 +218,34 @@ class Engine:
         return max(0.0, min(deadlines) - self._clock()) if deadlines else None
 
     def _fill_lanes(self) -> None:
-        executor = self._standing.executor
-        n_stages = len(executor.stages)
-        while self._overlap.has_room(n_stages, self._running):
+        n_stages = len(self._standing.executor.stages)
+        while self._overlap.has_room(n_stages, in_work := [one for one in self._running if not one.lacks_tokens]):
             demand = self._scheduler.demand()
-            if demand.is_scheduled:
-                return
-            budget = self._overlap.budget(n_stages, demand, self._running)
-            ubatch = self._scheduler.schedule(self._clock(), budget)
-            if ubatch is None:
-                return
-            hidden = self._live.get(ubatch.sequences[0].request_id)
-            wishes = [self._wish(output) for output in ubatch.outputs]
-            running = executor.submit(ubatch, wishes, hidden=isinstance(hidden, PoolingRequest))
-            self._running.append(running)
-            running.done.add_done_callback(self._on_done)
-            self._announce(ubatch)
+            if not demand.is_scheduled:
+                budget = self._overlap.budget(n_stages, demand, in_work)
+                ubatch = self._scheduler.schedule(self._clock(), budget)
+                if ubatch is not None:
+                    self._submit(ubatch)
+                    continue
+            for one in self._overlap.goes_ahead(n_stages, demand, in_work):  # there is nothing else to do
+                ubatch = self._scheduler.schedule_ahead(one.ubatch)
+                if ubatch is not None:
+                    self._submit(ubatch)
+            return
 
-    def _wish(self, output: Output) -> RowWish:
+    def _submit(self, ubatch: Ubatch) -> None:
+        hidden = self._live.get(ubatch.sequences[0].request_id)
+        n_ahead = int(ubatch.follows is not None)
+        wishes = [self._wish(output, n_ahead) for output in ubatch.outputs]
+        running = self._standing.executor.submit(ubatch, wishes, hidden=isinstance(hidden, PoolingRequest))
+        self._running.append(running)
+        running.done.add_done_callback(self._on_done)
+        self._announce(ubatch)
+
+    def _wish(self, output: Output, n_ahead: int) -> RowWish:
         live = self._live.get(output.request_id)
         is_drawn_from = isinstance(live, LiveRequest) and output.kind is OutputKind.SAMPLE
-        return live.wish() if isinstance(live, LiveRequest) and is_drawn_from else WHOLE
+        return live.wish(n_ahead) if isinstance(live, LiveRequest) and is_drawn_from else WHOLE
 
     def _on_done(self, _: Future[Any]) -> None:
         self._wake.set()
@@ -264,8 +272,20 @@ class Engine:
             choice = None if live is None else self._use_row_safely(live, output, row, is_wanted=output.row in wanted)
             if choice is not None:
                 choices[output.request_id] = choice
+        self._fill_follower(running.ubatch, choices)
         for ended in self._scheduler.commit(running.ubatch, choices, self._clock()):
             self._end(ended)
+
+    def _fill_follower(self, ubatch: Ubatch, choices: Mapping[str, Choice]) -> None:
+        """Let the step run that was submitted ahead of these tokens, before all else that they lead to."""
+        for running in self._running:
+            if running.ubatch.follows == ubatch.id:
+                found = [choices.get(output.request_id) for output in running.ubatch.outputs]
+                tokens = [0 if choice is None or choice.stop else choice.token for choice in found]
+                self._standing.executor.fill(running, tokens)
+                # What is computed next may have to wait for this very core, whoever else's there are.
+                os.sched_yield()
+                return
 
     def _use_row_safely(
         self, live: LiveRequest | PoolingRequest, output: Output, row: Row, *, is_wanted: bool
@@ -357,6 +377,9 @@ class Engine:
         """End every request with this error. What is in flight is forgotten; lanes finish it on their own."""
         while self._inbox:
             self._inbox.popleft()()
+        for running in self._running:
+            if running.lacks_tokens:  # lanes that still work go on with what was submitted, or they would wait for ever
+                self._standing.executor.fill(running, [0] * running.ubatch.n_tokens)
         self._running.clear()
         self._scheduler.fail_all()
         live, self._live = list(self._live.values()), {}

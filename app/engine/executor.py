@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from app.engine.buckets import bucket, buckets, kv_bucket
 from app.engine.embedding import TokenEmbedding
-from app.engine.handover import RELAYED, Boundaries, HandOver, Parcel, Selected, when_all
+from app.engine.handover import RELAYED, Boundaries, HandOver, Parcel, RelayedParcel, Selected, when_all
 from app.engine.inputs import MaskMirror
 from app.engine.mask import MaskRecipe, MaskRows, runs_of
 from app.engine.models.base import BatchShape, InputKind, Model
@@ -44,7 +44,8 @@ class Scratch:
 class Running:
     """A ubatch on its way. `done` resolves when its last stage has answered, or fails with what went wrong.
 
-    `n_prepared`: the executor's count of prepared programs before it was submitted.
+    `n_prepared`: the executor's count of prepared programs before it was submitted. `x`: resolves to its embedding rows
+    once `Executor.fill` has been told its tokens; None where they were known.
     """
 
     ubatch: Ubatch
@@ -53,6 +54,11 @@ class Running:
     selection: RowSelection | None
     marks: UbatchMarks
     n_prepared: int = 0
+    x: Future[memoryview] | None = None
+
+    @property
+    def lacks_tokens(self) -> bool:
+        return self.x is not None and not self.x.done()
 
     def rows(self) -> list[Row]:
         """The output rows: logits as far as they were wished for, or hidden states. Call when `done` has resolved."""
@@ -112,7 +118,8 @@ class Executor:
         """Queue a ubatch on all stages, with its copies and state moves. Never blocks, except to prepare a new shape.
 
         `wishes`: how much of each output row is needed at least; without any, all of them whole. `hidden`: return the
-        rows after the output norm instead of logits.
+        rows after the output norm instead of logits. One that follows another waits in the lanes for `fill`, and all
+        that is submitted later behind it.
         """
         n_prepared = self.n_prepared
         self._move(ubatch, ubatch.before)
@@ -121,32 +128,47 @@ class Executor:
         masks = {kind: self._mirrors[kind].change_to(mask) for kind, mask in self._masks(ubatch, batch).items()}
         n_embd, n_rows = self._model.n_embd, ubatch.n_tokens
         width = n_embd if hidden else self._model.n_vocab
-        x: StageInput = self._embedding.rows(ubatch.tokens)
+        later: Future[memoryview] | None = None if ubatch.follows is None else Future()
+        x: StageInput = self._embedding.rows(ubatch.tokens) if later is None else RelayedParcel(later)
         way: HandOver = RELAYED
         devices = [stage.device for stage in self.stages]
         selection = selection_of(wishes, width) if devices[-1].selects_rows and not hidden else None
         last_way = RELAYED if selection is None else Selected(selection)
         parcels: list[Parcel] = []
         marks = UbatchMarks(self._clock, self._clock(), batch.n_tokens)
-        for number, stage in enumerate(self.stages):
-            if n_rows == 0:  # a head on its own has nothing to do
-                break
-            x_bytes = n_rows * n_embd * _F32_BYTES
-            if stage.shape.last_layer == self._model.n_layers:
-                n_rows = len(ubatch.outputs)
-            columns = width if stage.shape.is_last else n_embd
-            read_bytes, mark = n_rows * columns * _F32_BYTES, marks.next_stage(x_bytes, way.name)
-            way = last_way if stage.shape.is_last else self._boundaries.way(number, devices)
-            on_sent = marks.on_sent(mark)
-            x = parcel = stage.submit(
-                batch, x, x_bytes, small, masks, read_bytes, way=way, hidden=hidden, on_sent=on_sent
-            )
-            parcel.left.add_done_callback(marks.on_done(mark))  # before the next stage's lane hears of it
-            parcels.append(parcel)
+        try:
+            for number, stage in enumerate(self.stages):
+                if n_rows == 0:  # a head on its own has nothing to do
+                    break
+                x_bytes = n_rows * n_embd * _F32_BYTES
+                if stage.shape.last_layer == self._model.n_layers:
+                    n_rows = len(ubatch.outputs)
+                columns = width if stage.shape.is_last else n_embd
+                read_bytes, mark = n_rows * columns * _F32_BYTES, marks.next_stage(x_bytes, way.name)
+                way = last_way if stage.shape.is_last else self._boundaries.way(number, devices)
+                on_sent = marks.on_sent(mark)
+                x = parcel = stage.submit(
+                    batch, x, x_bytes, small, masks, read_bytes, way=way, hidden=hidden, on_sent=on_sent
+                )
+                parcel.left.add_done_callback(marks.on_done(mark))  # before the next stage's lane hears of it
+                parcels.append(parcel)
+        except BaseException:
+            if later is not None:  # a stage that works would wait for it for ever
+                later.set_result(self._rows_of(ubatch.tokens))
+            raise
         for op in ubatch.after:
             self._move_state(op)
         done = when_all(parcels[-1].left, [proof for parcel in parcels for proof in parcel.proofs])
-        return Running(ubatch, done, width, selection, marks, n_prepared)
+        return Running(ubatch, done, width, selection, marks, n_prepared, later)
+
+    def fill(self, running: Running, tokens: Sequence[int]) -> None:
+        """Let a ubatch that was submitted without its tokens run."""
+        assert running.x is not None
+        running.marks.submitted_s = self._clock()
+        running.x.set_result(self._rows_of(np.array(tokens, np.int32)))
+
+    def _rows_of(self, tokens: NDArray[np.int32]) -> memoryview:
+        return self._embedding.rows(tokens).data.cast("B")
 
     def _move(self, ubatch: Ubatch, ops: Sequence[StateOp]) -> None:
         for copy in ubatch.copies:

@@ -68,9 +68,9 @@ class LiveRequest:
             elapsed_ms=(now_s - self._started_s) * _MS,
         )
 
-    def wish(self) -> RowWish:
-        """How much of the row is needed that the next token is drawn from."""
-        return WHOLE if self._constraint is not None else self._sampler.wish()
+    def wish(self, n_ahead: int = 0) -> RowWish:
+        """How much of the row is needed that the next token is drawn from, or the one `n_ahead` tokens later."""
+        return WHOLE if self._constraint is not None else self._sampler.wish(n_ahead)
 
     def draw(self, row: Row, position: int, now_s: float) -> tuple[int, Delta | None]:
         """Choose the next token; what of the answer can leave now."""

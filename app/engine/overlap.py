@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +15,10 @@ from app.engine.trace import Timeline, Trace, TracedUbatch, UbatchMarks
 #: So many ubatches are learned from together where no decision asks for it before: on caches that computing has emptied
 #: one takes as long as several.
 LEARNED_TOGETHER = 32
+
+#: Decode steps that take longer are not submitted ahead of their tokens. What that spares is some tenths of a
+#: millisecond each; what it costs is a step in vain at the end of every answer, behind which new prompts wait.
+AHEAD_BELOW_S = 0.025
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +41,7 @@ class Overlap:
         self._n_at_least = n_at_least
         self._trace = trace
         self._unlearned: deque[_Noted] = deque()
+        self._step_s = math.inf  # what the latest decode step took, on its whole way
 
     def has_room(self, n_stages: int, running: Sequence[Running]) -> bool:
         """Whether one more ubatch may be in flight: as many as keep all stages busy, limited by memory too."""
@@ -50,17 +56,32 @@ class Overlap:
     def budget(self, n_stages: int, demand: Demand, running: Sequence[Running]) -> Budget:
         """How long the next prompt chunk is, and how many sequences a decode group has: all over one stage."""
         n_prompt = n_decode = None
+        n_groups = self._n_groups(n_stages, demand)
         if demand.n_prompt_tokens:
             in_flight = [(one.ubatch.n_tokens, float(one.ubatch.n_visible)) for one in running]
             n_prompt = self._learned().prompt_chunk(n_stages, demand.prompts, in_flight)
             if demand.n_decoding:
                 n_prompt = self._chunk_beside(n_stages, demand, running, n_prompt)
         if demand.n_decoding > 1:
-            n_groups = self._learned().n_groups(n_stages, demand.n_decoding) if n_stages > 1 else 1
             n_decode = -(-demand.n_decoding // n_groups)
             if not demand.n_prompt_tokens and len(running) >= n_groups:
                 n_decode = 0  # who is ready now waits for the next group, or there would be ever more and smaller ones
         return Budget(n_prompt=n_prompt, n_decode=n_decode)
+
+    def goes_ahead(self, n_stages: int, demand: Demand, running: Sequence[Running]) -> list[Running]:
+        """Of the ubatches in flight those whose next step is to be submitted before its tokens are drawn.
+
+        None where somebody is ready and waits for the next step, nor where groups are larger or more than they should.
+        """
+        if demand.n_ready or self._step_s > AHEAD_BELOW_S:
+            return []
+        decoding = [one for one in running if one.ubatch.outputs]
+        n_groups = self._n_groups(n_stages, demand)
+        n_most = -(-demand.n_decoding // n_groups)
+        return [one for one in decoding if len(one.ubatch.outputs) <= n_most] if len(decoding) <= n_groups else []
+
+    def _n_groups(self, n_stages: int, demand: Demand) -> int:
+        return self._learned().n_groups(n_stages, demand.n_decoding) if n_stages > 1 and demand.n_decoding > 1 else 1
 
     def _chunk_beside(self, n_stages: int, demand: Demand, running: Sequence[Running], most: int) -> int:
         """Decode rows that are not in flight are ready; groups of them are as large as the largest there is."""
@@ -77,6 +98,8 @@ class Overlap:
 
         It is learned from as soon as a decision depends on it, or else by `learn`.
         """
+        if running.ubatch.n_decode == running.ubatch.n_tokens:
+            self._step_s = now_s - running.marks.submitted_s
         self._unlearned.append(_Noted(running.ubatch, running.marks, now_s, n_prepared != running.n_prepared))
 
     def learn(self, *, is_idle: bool) -> None:

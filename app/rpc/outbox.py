@@ -145,7 +145,8 @@ class Outbox:
             except (Exception, CancelledError) as error:
                 if lane is not None and lane.error is None:
                     lane.error = error
-                batch.fail(entry, error)
+                known = lane.take() if lane is not None and entry.surfaces else None
+                batch.fail(entry, known or error)
                 return
             if not wanted:
                 batch.skip(entry)

@@ -16,7 +16,7 @@ from app.rpc.messages import CopyTensor, Push, PushTurn, ReadRows, Request, SetT
 from app.rpc.outbox import SKIP, Answer, Entry, LaneState, settle
 from app.rpc.protocol import encode
 from app.rpc.specs import answer_range
-from app.rpc.transfers import MAX_WAITING_BYTES, Riders, chunks, get_frame, set_frame
+from app.rpc.transfers import MAX_WAITING_BYTES, SMALL_BYTES, Late, Riders, chunks, get_frame, set_frame
 from app.rpc.wire import region
 
 
@@ -40,7 +40,7 @@ class Sender:
         With an answer it is a read or an event: it fails with what went wrong in the lane before, if anything did.
         """
         with self._link.lock:
-            riding, riders = self._riders.take()
+            riding, riders = self._take()
             entry = Entry(command, frame, answer=answer, lane=self._lane, surfaces=answer is not None)
             if riders:
                 entry.frame, entry.riders, entry.remainder = riding + frame, riders, riding
@@ -73,7 +73,7 @@ class Sender:
         opens or fails it.
         """
         with self._link.lock:
-            riding, riders = self._riders.take()
+            riding, riders = self._take()
             name, answer, frame = self._question(request)
             opened = gate.done() and not gate.cancelled() and gate.exception() is None
             entry = Entry(name, riding + frame, gate=None if opened else gate, answer=answer, lane=self._lane)
@@ -88,7 +88,7 @@ class Sender:
         """
         with self._link.lock:
             turn = self._riders.take_turn() if self._link.takes_turns else None
-            riding, riders = self._riders.take() if turn is None else (turn.otherwise, ())
+            riding, riders = self._take() if turn is None else (turn.otherwise, ())
             asked: Push | PushTurn = request
             if turn is not None:
                 asked = PushTurn(
@@ -100,22 +100,27 @@ class Sender:
                     request.sequence,
                     memoryview(turn.items),
                 )
-            name, answer, frame = self._question(asked, b"" if turn is None else turn.items)
+            items, late = (b"", None) if turn is None else (turn.items, turn.late)
+            name, answer, frame = self._question(asked, items, late)
             if turn is None:
                 frame = riding + frame
             entry = Entry(name, frame, sent=sent, answer=answer, lane=self._lane, surfaces=True)
+            _wait_for(entry, late)
             entry.riders, entry.remainder = riders, riding
             self._link.dispatcher.submit(entry)
         return answer.future
 
-    def _question(self, request: Request, tail: bytes | bytearray = b"") -> tuple[str, Answer, bytes | bytearray]:
-        """A command whose answer is a message: its name, the answer, its bytes."""
+    def _question(
+        self, request: Request, tail: bytes | bytearray = b"", late: Late | None = None
+    ) -> tuple[str, Answer, bytes | bytearray]:
+        """A command whose answer is a message: its name, the answer, its bytes as far as they are there."""
         peer, name = self._link.peer, request.command.name
         spec = peer.specs[request.command]
         least, most = answer_range(spec, request)
         decode = None if spec.answer is None else spec.answer.unpack
         answer = Answer(name, least, most, self._link.dispatcher.awaited(), decode=decode)
-        return name, answer, encode(request, peer.version, len(tail)) + tail
+        n_late = 0 if late is None else late.size_bytes
+        return name, answer, encode(request, peer.version, len(tail) + n_late) + tail
 
     def fail(self, command: str, error: Exception) -> None:
         """Send nothing; the error surfaces at the next read or event, like that of a command that was sent."""
@@ -128,15 +133,29 @@ class Sender:
     def flush(self) -> None:
         """Queue the small writes and runs that wait."""
         with self._link.lock:
-            riding, riders = self._riders.take()
+            riding, riders = self._take()
             if riders:
                 self._link.dispatcher.submit(Entry(riders[0], riding, lane=self._lane, riders=riders[1:]))
+
+    def _take(self) -> tuple[bytearray, tuple[str, ...]]:
+        """The small writes and runs that wait; what waits for bytes of its own is queued in front of them."""
+        self._queue_late()
+        return self._riders.take()
+
+    def _queue_late(self) -> None:
+        riding = self._riders.take_late()
+        if riding is not None:
+            *riders, command = riding.commands
+            entry = Entry(command, riding.frame, lane=self._lane, riders=tuple(riders), remainder=riding.otherwise)
+            _wait_for(entry, riding.late)
+            self._link.dispatcher.submit(entry)
 
     # -- bytes ------------------------------------------------------------------------------------------------------
 
     def write_small(self, buffer: RpcBuffer, offset: int, pieces: Iterable[tuple[int, memoryview]]) -> None:
         """Copy a few bytes, each piece so far behind `offset`; they leave with the next command."""
         with self._link.lock:
+            self._queue_late()
             for at, view in pieces:
                 self._riders.add_write(buffer, offset + at, view)
             if len(self._riders) > MAX_WAITING_BYTES:
@@ -146,6 +165,7 @@ class Sender:
         """Have a mask made; its recipe leaves with the next command."""
         request, tail = WriteMask(buffer.address.base + offset, memoryview(b"")), recipe.packed
         with self._link.lock:
+            self._queue_late()
             self._riders.add_mask("WRITE_MASK", encode(request, self._link.peer.version, len(tail)) + tail)
             if len(self._riders) > MAX_WAITING_BYTES:
                 self.flush()
@@ -162,10 +182,30 @@ class Sender:
                 self._link.dispatcher.submit(Entry("SET_TENSOR", frame, chunk, n, sent=last, lane=self._lane))
         return sent
 
-    def write_later(
+    def write_later(self, buffer: RpcBuffer, offset: int, payload: Future[Any], size: int) -> Future[None]:
+        """A write whose bytes are still on their way, in the place taken now. The future resolves when they have left.
+
+        If they are few, and a run and a read or push come next, all of it is one turn.
+        """
+        if not 0 < size <= SMALL_BYTES or not self._link.takes_turns:
+            return self._write_gated(buffer, offset, payload, size)
+        late = Late(payload, size)
+
+        def come(_: Future[Any]) -> None:
+            with self._link.lock:
+                if self._riders.late is late:  # nothing has followed yet, and who waits for this must not wait for that
+                    self.flush()
+
+        with self._link.lock:
+            self._queue_late()
+            self._riders.add_late_write(buffer, offset, late)
+        payload.add_done_callback(come)
+        return late.sent
+
+    def _write_gated(
         self, buffer: RpcBuffer, offset: int, payload: Future[Any], size: int, cache: int = 0
     ) -> Future[None]:
-        """A write whose bytes are still on their way, or are not needed (SKIP); its place in the queue is taken now."""
+        """A write of its own whose bytes are still on their way, or are not needed (SKIP)."""
         sent: Future[None] = Future()
         frame = set_frame(buffer, offset, size, cache=cache)
         with self._link.lock:
@@ -194,7 +234,7 @@ class Sender:
             hashed = self._hasher.compute(content_hash)
             entry = Entry("SET_TENSOR_HASH", frame, None, HASH_BYTES, hashed, answer=answer, lane=self._lane)
             self._link.dispatcher.submit(entry)
-            sent = self.write_later(buffer, offset, gate, len(view), cache=1)
+            sent = self._write_gated(buffer, offset, gate, len(view), cache=1)
         asked.add_done_callback(answered)
         return sent
 
@@ -232,9 +272,10 @@ class Sender:
             address = buffer.address.base + offset
             request = TakeTurn(turn.device, turn.graph_id, address, n_columns, len(wishes), memoryview(b""))
             tail = wishes + turn.items
-            frame = encode(request, self._link.peer.version, len(tail)) + tail
+            frame = encode(request, self._link.peer.version, len(tail) + turn.late_bytes) + tail
             answer.command = "TAKE_TURN"
             entry = Entry("TAKE_TURN", frame, answer=answer, lane=self._lane, surfaces=True, remainder=turn.otherwise)
+            _wait_for(entry, turn.late)
             self._link.dispatcher.submit(entry)
         return True
 
@@ -278,7 +319,7 @@ class Sender:
         self._link.dispatcher.submit(Entry("GET_TENSOR", frame, gate=tried, answer=answer, lane=self._lane))
         payload: Future[Any] = Future()
         staged.add_done_callback(lambda got: _pass_on(got, payload))
-        self.write_later(target, target_offset, payload, n)
+        self._write_gated(target, target_offset, payload, n)
 
     def _was_tried(self, asked: Future[Value], tried: Future[Any]) -> None:
         error = asked.exception()
@@ -289,6 +330,17 @@ class Sender:
     def _must_have_worked(self, asked: Future[Value]) -> None:
         if asked.exception() is None and not asked.result().value and self._lane.error is None:
             self._lane.error = DeviceLost(self._link.endpoint, "the worker refused a copy", command="COPY_TENSOR")
+
+
+def _wait_for(entry: Entry, late: Late | None) -> None:
+    """Have a command leave when the bytes behind it have come."""
+    if late is None:
+        return
+    entry.gate, entry.payload_bytes = late.payload, late.size_bytes
+    if entry.sent is None:
+        entry.sent = late.sent
+    else:
+        entry.sent.add_done_callback(lambda sent: settle(late.sent, error=sent.exception()))
 
 
 #: The wishes for a region: one row of floats, whole.

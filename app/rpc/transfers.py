@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from typing import NamedTuple
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
 
 from app.rpc.link import RpcBuffer
 from app.rpc.messages import GetTensor, ReadRegion, SetTensor
@@ -53,12 +55,39 @@ def get_frame(buffer: RpcBuffer, offset: int, size_bytes: int) -> bytes:
     return encode(GetTensor(region(place.remote_ptr, place.base + offset, size_bytes), 0, size_bytes), peer.version)
 
 
-class TurnParts(NamedTuple):
-    """What a turn begins with; `otherwise` is the same as commands of their own."""
+@dataclass(frozen=True, slots=True)
+class Late:
+    """The bytes of the last small write, where they are still on their way. `sent` resolves when they have left."""
+
+    payload: Future[Any]
+    size_bytes: int
+    sent: Future[None] = field(default_factory=Future)
+
+
+@dataclass(frozen=True, slots=True)
+class TurnParts:
+    """What a turn begins with. `late` belongs behind `items`; `otherwise` are commands of their own that do the same,
+    or, where something is late, what can be done without it.
+    """
 
     device: int
     graph_id: int
     items: bytearray
+    otherwise: bytearray
+    late: Late | None = None
+
+    @property
+    def late_bytes(self) -> int:
+        return 0 if self.late is None else self.late.size_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Riding:
+    """Commands in a row, as wire bytes and by name. `late` belongs behind them; `otherwise` is all but that write."""
+
+    frame: bytearray
+    commands: tuple[str, ...]
+    late: Late
     otherwise: bytearray
 
 
@@ -76,6 +105,9 @@ class Riders:
         self._batch_at = -1
         #: Where the run begins, if a batch at most and a run are all there is; -1 otherwise.
         self._run_at = -1
+        #: What the last write waits for, where its batch begins, where what comes behind it does, as how many commands.
+        self.late: Late | None = None
+        self._late_batch_at = self._late_at = self._n_to_late = 0
 
     def __len__(self) -> int:
         return len(self._bytes)
@@ -102,6 +134,38 @@ class Riders:
         self._bytes += head
         self._bytes += payload
 
+    def add_late_write(self, buffer: RpcBuffer, offset: int, late: Late) -> None:
+        """A write whose bytes will come. Only runs may follow; before anything else `take_late` must be called."""
+        if self._batch_at < 0:
+            self._run_at = -1
+            self._commands.append("SET_TENSOR")
+            self._batch_at = len(self._bytes)
+            self._bytes += bytes(REQUEST_HEADER.size)
+        self._bytes += BATCH_ITEM.pack(buffer.address.base + offset, late.size_bytes)
+        self._late_batch_at = self._batch_at
+        self._close_batch(late.size_bytes)
+        self.late, self._late_at, self._n_to_late = late, len(self._bytes), len(self._commands)
+
+    def take_late(self) -> Riding | None:
+        """Everything up to a write whose bytes are on their way, if there is one."""
+        if self.late is None:
+            return None
+        late, otherwise = self.late, self._without_late()
+        frame, self._bytes = self._bytes[: self._late_at], self._bytes[self._late_at :]
+        n = self._n_to_late
+        commands, self._commands = self._commands[:n], self._commands[n:]
+        self.late, self._run_at = None, -1
+        return Riding(frame, tuple(commands), late, otherwise)
+
+    def _without_late(self) -> bytearray:
+        """What comes before the late write; the batch is one item shorter, or not there."""
+        before = self._bytes[: self._late_at - BATCH_ITEM.size]
+        body_bytes = len(before) - self._late_batch_at - REQUEST_HEADER.size
+        if not body_bytes:
+            return before[: self._late_batch_at]
+        REQUEST_HEADER.pack_into(before, self._late_batch_at, Command.WRITE_BATCH, body_bytes)
+        return before
+
     def add_mask(self, command: str, frame: bytes) -> None:
         """A whole command that writes a mask."""
         self._close_batch()
@@ -111,7 +175,7 @@ class Riders:
 
     def add_run(self, command: str, frame: bytes) -> None:
         """A whole command that runs a kept graph."""
-        is_first_run = self._commands == ["SET_TENSOR"] * (self._batch_at == 0)
+        is_first_run = self._commands == ["SET_TENSOR"] * (self._batch_at == 0 or self.late is not None)
         self._close_batch()
         self._run_at = len(self._bytes) if is_first_run else -1
         self._bytes += frame
@@ -127,15 +191,18 @@ class Riders:
 
     def take_turn(self) -> TurnParts | None:
         """Everything that waits, if it is what a turn begins with: writes, or none, and a run."""
-        run_at = self._run_at
+        run_at, late = self._run_at, self.late
         if run_at < 0:
             return None
+        otherwise = None if late is None else self._without_late()
+        self.late = None
         taken, _ = self.take()
         device, graph_id = GRAPH_NAME.unpack_from(taken, run_at + REQUEST_HEADER.size)
-        return TurnParts(device, graph_id, taken[REQUEST_HEADER.size : run_at], taken)
+        items = taken[REQUEST_HEADER.size : run_at]
+        return TurnParts(device, graph_id, items, taken if otherwise is None else otherwise, late)
 
-    def _close_batch(self) -> None:
+    def _close_batch(self, late_bytes: int = 0) -> None:
         if self._batch_at >= 0:
-            body_bytes = len(self._bytes) - self._batch_at - REQUEST_HEADER.size
+            body_bytes = len(self._bytes) - self._batch_at - REQUEST_HEADER.size + late_bytes
             REQUEST_HEADER.pack_into(self._bytes, self._batch_at, Command.WRITE_BATCH, body_bytes)
             self._batch_at = -1

@@ -47,6 +47,20 @@ def assemble(plan: Iterable[tuple[Sequence, int]], generation: int, scratch_cell
     return rows
 
 
+def assemble_ahead(sequences: Iterable[Sequence], generation: int) -> Rows:
+    """A row for each sequence's next token, which is not drawn yet; its block is reserved."""
+    rows = Rows()
+    for row, sequence in enumerate(sequences):
+        position, blocks = sequence.n_known, sequence.indices(generation)
+        rows.sequences.append(UbatchSequence(sequence.id, sequence.slot, row, 1, position, blocks, is_decode=True))
+        rows.outputs.append(Output(row, sequence.id, OutputKind.SAMPLE, position + 1))
+        rows.tokens.append(0)
+        rows.positions.append(position)
+        rows.cells.append(sequence.blocks[-1].first_cell + position % BLOCK_CELLS)
+        rows.slots.append(sequence.slot)
+    return rows
+
+
 def _cells(blocks: NDArray[np.int32], start: int, end: int, n_kv: int, scratch_cell: int) -> list[int]:
     """Where the rows' KV goes. Positions below `n_kv` have theirs already, maybe shared: it is not written twice."""
     fresh = max(start, n_kv)

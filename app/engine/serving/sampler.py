@@ -90,12 +90,12 @@ class Sampler:
         n = 1 if self.is_greedy else 0 if params.mirostat else max(0, params.top_k)
         return max(n, params.n_logprobs or 0) if n else 0
 
-    def wish(self) -> RowWish:
-        """How much of the next row `sample` needs, if there is no mask.
+    def wish(self, n_ahead: int = 0) -> RowWish:
+        """How much of the next row `sample` needs, if there is no mask; or of the one after `n_ahead` more tokens.
 
         Bias and penalties that only lower logits cannot bring up more tokens than they push down.
         """
-        n_lowered = len(self._bias_ids) + (0 if self._counts is None else len(self._counts))
+        n_lowered = len(self._bias_ids) + (0 if self._counts is None else len(self._counts) + n_ahead)
         if not self._n_best or self._n_best + n_lowered > MAX_BEST:
             return WHOLE
         return RowWish(self._n_best + n_lowered, self.params.n_logprobs is not None)

@@ -2,7 +2,7 @@
 
 Each lane does what is submitted strictly in order, and every ubatch handed out is submitted. So whatever a sequence has
 scheduled counts as done here: a later chunk of a prompt, a second request that shares it, and a new owner of a freed
-block or slot all come later in every lane. Only a drawn token must be waited for.
+block or slot all come later in every lane. Only a drawn token must be waited for, and its row may be submitted ahead.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ import numpy as np
 
 from app.engine.request import FinishReason, GenerateRequest
 from app.engine.service import SlotInfo
-from app.engine.serving.assemble import assemble
+from app.engine.serving.assemble import Rows, assemble, assemble_ahead
 from app.engine.serving.planner import Plan, Planner
 from app.engine.serving.roster import Roster
 from app.engine.serving.sequence import Phase, Sequence, snapshot_cuts
 from app.engine.serving.types import (
     Budget,
     Choice,
+    CopyCells,
     Counters,
     Demand,
     Ended,
@@ -121,6 +122,32 @@ class Scheduler:
         plan = self._planner.form(budget)
         return self._emit(plan, now) if plan.rows else None
 
+    def schedule_ahead(self, ubatch: Ubatch) -> Ubatch | None:
+        """One more step of the sequences that a ubatch in flight decodes, before their tokens are drawn.
+
+        Those that will end for certain are left out, and those for whom others would have to make room. None where
+        there is nobody left, or where state that cannot rewind would be moved on by a step that turns out to be none.
+        """
+        if self.config.recurrent or self.config.equal_lengths:
+            return None
+        flights = self._in_flight.get(ubatch.id, ())
+        sequences = [f.sequence for f in flights if f.has_sample and self._may_go_ahead(f.sequence)]
+        if not sequences:
+            return None
+        ubatch_id, rows = self._n_ubatches, assemble_ahead(sequences, self.roster.cache.pool.generation)
+        for sequence in sequences:
+            sequence.is_ahead = True
+            sequence.last_ubatch = ubatch_id
+        self._in_flight[ubatch_id] = [_Flight(s, s.n_known + 1, s.n_scored, has_sample=True) for s in sequences]
+        return self._ubatch(rows, (self.roster.cache.pool.take_copies(), ()), follows=ubatch.id)
+
+    def _may_go_ahead(self, sequence: Sequence) -> bool:
+        """Whether one more row of it can be submitted already; its block is reserved then."""
+        is_over = sequence.phase is not Phase.RUNNING or sequence.n_new + 1 >= sequence.max_new
+        if is_over or sequence.is_ahead or not sequence.is_sampling:
+            return False
+        return self.roster.cache.reserve(sequence, sequence.n_known + 1, last_resort=False)
+
     def demand(self) -> Demand:
         """What budgets are chosen by. Waiting requests count as far as the cache is known not to have them."""
         n_decoding = n_ready = 0
@@ -156,7 +183,7 @@ class Scheduler:
         ended = []
         for flight in self._in_flight.pop(ubatch.id):
             if flight.sequence.phase is not Phase.ENDED:
-                reason = _settle(flight, choices)
+                reason = self._settle(flight, choices)
                 if reason is not None:
                     ended.append(self._end(flight.sequence, reason, now))
         return tuple(ended)
@@ -256,16 +283,45 @@ class Scheduler:
             self._service_s += 0.1 * (now - sequence.started_s - self._service_s)
         return Ended(sequence.id, reason, report)
 
+    def _settle(self, flight: _Flight, choices: Mapping[str, Choice]) -> FinishReason | None:
+        """Take in one sequence's part of a ubatch that has run; says why it is over, if it is."""
+        sequence = flight.sequence
+        sequence.n_processed = max(sequence.n_processed, min(flight.end, sequence.n_prompt))
+        sequence.n_scored_done = max(sequence.n_scored_done, flight.n_scored)
+        if not flight.has_sample:
+            is_done = flight.end >= sequence.n_prompt and not sequence.wants_sample
+            return FinishReason.LENGTH if is_done else None
+        choice = choices.get(sequence.id)
+        if choice is None:
+            raise InternalError(f"no token was drawn for request {sequence.id}")
+        sequence.tokens.append(choice.token)
+        sequence.is_sampling, sequence.is_ahead = sequence.is_ahead, False
+        if choice.stop:
+            return FinishReason.STOP
+        if sequence.is_sampling and sequence.phase is Phase.RUNNING:  # what went ahead is now as if scheduled just so
+            self.roster.cache.advance(sequence, 1)
+        return FinishReason.LENGTH if sequence.n_new >= sequence.max_new else None
+
     def _emit(self, plan: Plan, now: float) -> Ubatch:
         cache = self.roster.cache
         started = self._note_started(plan, now)
         rows = assemble(plan.rows.items(), cache.pool.generation, self.config.scratch_cell)
-        ubatch_id = self._n_ubatches
-        self._n_ubatches += 1
-        copies, before = cache.pool.take_copies(), cache.take_before()
-        self._in_flight[ubatch_id], after = self._advance(plan, ubatch_id)
+        moves = cache.pool.take_copies(), cache.take_before()
+        self._in_flight[self._n_ubatches], after = self._advance(plan, self._n_ubatches)
+        return self._ubatch(rows, moves, after, started)
+
+    def _ubatch(
+        self,
+        rows: Rows,
+        moves: tuple[tuple[CopyCells, ...], tuple[StateOp, ...]],
+        after: tuple[StateOp, ...] = (),
+        started: tuple[str, ...] = (),
+        follows: int | None = None,
+    ) -> Ubatch:
+        """The next ubatch; `moves` are copies of cells and moves of state before it."""
+        copies, before = moves
         ubatch = Ubatch(
-            id=ubatch_id,
+            id=self._n_ubatches,
             epoch=self._epoch,
             tokens=np.array(rows.tokens, dtype=np.int32),
             positions=np.array(rows.positions, dtype=np.int32),
@@ -277,7 +333,9 @@ class Scheduler:
             before=before,
             after=after,
             started=started,
+            follows=follows,
         )
+        self._n_ubatches += 1
         self.totals.decode_rows += ubatch.n_decode
         self.totals.prompt_rows += ubatch.n_tokens - ubatch.n_decode
         return ubatch
@@ -306,24 +364,6 @@ class Scheduler:
                 after.append(take)
             flights.append(_Flight(sequence, end, sequence.n_scored, sequence.is_sampling))
         return flights, tuple(after)
-
-
-def _settle(flight: _Flight, choices: Mapping[str, Choice]) -> FinishReason | None:
-    """Take in one sequence's part of a ubatch that has run; says why it is over, if it is."""
-    sequence = flight.sequence
-    sequence.n_processed = max(sequence.n_processed, min(flight.end, sequence.n_prompt))
-    sequence.n_scored_done = max(sequence.n_scored_done, flight.n_scored)
-    if not flight.has_sample:
-        is_done = flight.end >= sequence.n_prompt and not sequence.wants_sample
-        return FinishReason.LENGTH if is_done else None
-    choice = choices.get(sequence.id)
-    if choice is None:
-        raise InternalError(f"no token was drawn for request {sequence.id}")
-    sequence.is_sampling = False
-    sequence.tokens.append(choice.token)
-    if choice.stop:
-        return FinishReason.STOP
-    return FinishReason.LENGTH if sequence.n_new >= sequence.max_new else None
 
 
 def _slot_info(slot: int, sequence: Sequence | None) -> SlotInfo:

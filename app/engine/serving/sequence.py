@@ -28,7 +28,8 @@ class Sequence:
 
     `tokens`: prompt and drawn tokens. Rows of the first `n_scheduled` are submitted. KV of the first `n_kv` is in the
     blocks (never less; more only when a recurrent state is recomputed over KV that the cache had). `is_sampling`: the
-    last known token's row is submitted and its outcome not committed yet, so there is nothing to schedule.
+    last known token's row is submitted and its outcome not committed yet, so there is nothing to schedule; with
+    `is_ahead` the row of the token that will be drawn from it is submitted as well.
     `n_scored`: leading rows whose prompt-logprob outputs are submitted, `n_scored_done`: committed.
     `cuts`: ascending positions at which a prompt chunk must end, because a snapshot is taken there.
     """
@@ -49,6 +50,7 @@ class Sequence:
     n_kv: int = 0
     n_scheduled: int = 0
     is_sampling: bool = False
+    is_ahead: bool = False
     n_processed: int = 0
     n_cached: int | None = None  # None until it first gets a slot
     n_matched: int = -1  # what the cache had when last looked: a hint while waiting; -1: not looked yet
@@ -121,7 +123,7 @@ class Sequence:
         self.blocks, self.tail, self.slot = [], None, -1
         self.n_kv = self.n_scheduled = 0
         self.n_scored = self.n_scored_done
-        self.is_sampling = False
+        self.is_sampling = self.is_ahead = False
 
     def chunk(self, n_rows: int) -> int:
         """As many of `n_rows` as the next chunk may have: not beyond what is known, nor a snapshot's position."""

@@ -206,6 +206,8 @@ class Ubatch:
     tokens int32[n], positions int32[n], cells int64[n] (KV row each row is stored to; the scratch cell when the row's
     KV is in the cache already and only the recurrent state needs it), slots int32[n].
     `outputs` ascend by row. `started`: requests that got their slot with this ubatch for the first time.
+    `follows`: the ubatch in flight whose samples are this one's tokens, which are zeros until those are drawn. Then the
+    row of a request that has ended keeps its zero: what comes of it nobody sees.
     """
 
     id: int
@@ -220,6 +222,7 @@ class Ubatch:
     before: tuple[StateOp, ...] = ()
     after: tuple[StateOp, ...] = ()
     started: tuple[str, ...] = ()
+    follows: int | None = None
 
     @property
     def n_tokens(self) -> int:

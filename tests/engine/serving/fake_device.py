@@ -108,7 +108,13 @@ class FakeDevice:
         start, end = s.first_position, s.first_position + s.n_rows
         rows = slice(s.first_row, s.first_row + s.n_rows)
         assert ubatch.positions[rows].tolist() == list(range(start, end))
-        assert ubatch.tokens[rows].tolist() == asked.tokens[start:end]
+        if ubatch.follows is None:
+            assert ubatch.tokens[rows].tolist() == asked.tokens[start:end]
+        else:
+            assert ubatch.tokens[rows].tolist() == [0]
+            if asked.ended is not None:  # its zero is computed with, whatever that may lead to
+                self.cells[int(ubatch.cells[s.first_row])] = next_link(0, 0)
+                return {s.first_row: next_link(0, 0)}
         assert set(ubatch.slots[rows].tolist()) == {s.slot}
         assert 0 <= s.slot < self.config.n_slots
         blocks = s.blocks.tolist()
@@ -146,16 +152,28 @@ class FakeDevice:
             self.snapshots[snapshot] = self.states[slot]
 
 
-class Driver:
-    """A step loop without threads: several ubatches may be in flight; every answer is checked when it ends."""
+@dataclass
+class InFlight:
+    """A ubatch that was handed out, and what it has led to; None while its tokens are not drawn."""
 
-    def __init__(self, config: SchedulerConfig, *, stop_every: int = 0) -> None:
+    ubatch: Ubatch
+    links: dict[int, int] | None = None
+
+
+class Driver:
+    """A step loop without threads: several ubatches may be in flight; every answer is checked when it ends.
+
+    `goes_ahead`: where there is nothing else to do, steps are submitted before their tokens are drawn.
+    """
+
+    def __init__(self, config: SchedulerConfig, *, stop_every: int = 0, goes_ahead: bool = False) -> None:
         self.config = config
         self.stop_every = stop_every
+        self.goes_ahead = goes_ahead
         self.scheduler = Scheduler(config)
         self.device = FakeDevice(config)
         self.asked: dict[str, Asked] = {}
-        self.in_flight: deque[tuple[Ubatch, dict[int, int]]] = deque()
+        self.in_flight: deque[InFlight] = deque()
         self.now = 0.0
         self.n_rows = 0
 
@@ -178,13 +196,37 @@ class Driver:
             assert len(ubatch.outputs) <= (self.config.max_outputs or self.config.n_ubatch)
             if self.config.equal_lengths:
                 assert len({s.n_rows for s in ubatch.sequences}) == 1
-            self.n_rows += ubatch.n_tokens
-            self.in_flight.append((ubatch, self.device.run(ubatch, self.asked)))
+            self._submit(ubatch)
         return ubatch
+
+    def go_ahead(self) -> list[Ubatch]:
+        """One more step of all that is in flight, as far as that is possible."""
+        found = [self.scheduler.schedule_ahead(flight.ubatch) for flight in self.in_flight]
+        ubatches = [ubatch for ubatch in found if ubatch is not None]
+        for ubatch in ubatches:
+            assert ubatch.follows in {flight.ubatch.id for flight in self.in_flight}
+            self._submit(ubatch)
+        return ubatches
+
+    def _submit(self, ubatch: Ubatch) -> None:
+        self.n_rows += ubatch.n_tokens
+        self.in_flight.append(InFlight(ubatch))
+        self._run()
+
+    def _run(self) -> None:
+        """The lane: in order, up to a ubatch whose tokens are not there."""
+        undrawn = {flight.ubatch.id for flight in self.in_flight}
+        for flight in self.in_flight:
+            if flight.links is None:
+                if flight.ubatch.follows in undrawn:
+                    return
+                flight.links = self.device.run(flight.ubatch, self.asked)
 
     def commit(self) -> tuple[Ended, ...]:
         """Take in the oldest ubatch in flight."""
-        ubatch, links = self.in_flight.popleft()
+        flight = self.in_flight.popleft()
+        ubatch, links = flight.ubatch, flight.links
+        assert links is not None
         choices = {}
         for output in ubatch.outputs:
             asked = self.asked[output.request_id]
@@ -200,6 +242,7 @@ class Driver:
         ended = self.scheduler.commit(ubatch, choices, self.now)
         for one in ended:
             self.finish(one)
+        self._run()
         return ended
 
     def finish(self, ended: Ended) -> None:
@@ -229,12 +272,14 @@ class Driver:
         stale = self.in_flight.copy()
         self.in_flight.clear()
         self.device = FakeDevice(self.config)
-        for ubatch, _ in stale:
-            assert self.scheduler.commit(ubatch, {}, self.now) == ()
+        for flight in stale:
+            assert self.scheduler.commit(flight.ubatch, {}, self.now) == ()
 
     def step(self, n_in_flight: int = 1, budget: Budget = WHOLE_BUDGET) -> Ubatch | None:
         """Submit one ubatch if there is one, and commit what is too much in flight (or all, when there is none)."""
         ubatch = self.schedule(budget)
+        if ubatch is None and self.goes_ahead and len(self.in_flight) < 2 * n_in_flight:
+            self.go_ahead()
         while self.in_flight and (ubatch is None or len(self.in_flight) >= n_in_flight):
             self.commit()
             if ubatch is None:

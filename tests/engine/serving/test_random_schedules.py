@@ -41,9 +41,9 @@ def configs(draw: st.DrawFn) -> SchedulerConfig:
 
 
 class Serving(RuleBasedStateMachine):
-    @initialize(config=configs(), n_in_flight=st.integers(1, 4))
-    def start(self, config: SchedulerConfig, n_in_flight: int) -> None:
-        self.driver = Driver(config, stop_every=200)
+    @initialize(config=configs(), n_in_flight=st.integers(1, 4), goes_ahead=st.booleans())
+    def start(self, config: SchedulerConfig, n_in_flight: int, goes_ahead: bool) -> None:
+        self.driver = Driver(config, stop_every=200, goes_ahead=goes_ahead)
         self.n_in_flight = n_in_flight
 
     @rule(
@@ -101,6 +101,11 @@ class Serving(RuleBasedStateMachine):
         """As many ubatches as there are, without a commit in between (but a bounded number)."""
         for _ in range(3):
             self.driver.schedule()
+
+    @precondition(lambda self: 0 < len(self.driver.in_flight) < 6)
+    @rule()
+    def go_ahead(self) -> None:
+        self.driver.go_ahead()
 
     @precondition(lambda self: self.driver.in_flight)
     @rule()
