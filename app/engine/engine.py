@@ -218,17 +218,24 @@ class Engine:
         return max(0.0, min(deadlines) - self._clock()) if deadlines else None
 
     def _fill_lanes(self) -> None:
+        """Submit what can be computed now; with nothing of that left, the next step of what will be taken next.
+
+        Nothing is submitted behind a step that lacks its tokens: it could not begin sooner, and a question that a new
+        shape brings up would be answered behind that step, for which it is this thread that has to do something.
+        """
         n_stages = len(self._standing.executor.stages)
-        while self._overlap.has_room(n_stages, in_work := [one for one in self._running if not one.lacks_tokens]):
+        if self._running and self._running[-1].lacks_tokens:
+            return
+        while self._overlap.has_room(n_stages, self._running):
             demand = self._scheduler.demand()
             if not demand.is_scheduled:
-                budget = self._overlap.budget(n_stages, demand, in_work)
+                budget = self._overlap.budget(n_stages, demand, self._running)
                 ubatch = self._scheduler.schedule(self._clock(), budget)
                 if ubatch is not None:
                     self._submit(ubatch)
                     continue
-            for one in self._overlap.goes_ahead(n_stages, demand, in_work):  # there is nothing else to do
-                ubatch = self._scheduler.schedule_ahead(one.ubatch)
+            if self._overlap.goes_ahead(n_stages, demand, self._running):
+                ubatch = self._scheduler.schedule_ahead(self._running[0].ubatch)
                 if ubatch is not None:
                     self._submit(ubatch)
             return
@@ -278,14 +285,14 @@ class Engine:
 
     def _fill_follower(self, ubatch: Ubatch, choices: Mapping[str, Choice]) -> None:
         """Let the step run that was submitted ahead of these tokens, before all else that they lead to."""
-        for running in self._running:
-            if running.ubatch.follows == ubatch.id:
-                found = [choices.get(output.request_id) for output in running.ubatch.outputs]
-                tokens = [0 if choice is None or choice.stop else choice.token for choice in found]
-                self._standing.executor.fill(running, tokens)
-                # What is computed next may have to wait for this very core, whoever else's there are.
-                os.sched_yield()
-                return
+        if not self._running or self._running[-1].ubatch.follows != ubatch.id:
+            return
+        running = self._running[-1]
+        found = [choices.get(output.request_id) for output in running.ubatch.outputs]
+        tokens = [0 if choice is None or choice.stop else choice.token for choice in found]
+        self._standing.executor.fill(running, tokens)
+        if len(self._running) == 1:
+            os.sched_yield()  # it may have to wait for this very core, whichever others are free
 
     def _use_row_safely(
         self, live: LiveRequest | PoolingRequest, output: Output, row: Row, *, is_wanted: bool

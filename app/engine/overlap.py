@@ -68,17 +68,16 @@ class Overlap:
                 n_decode = 0  # who is ready now waits for the next group, or there would be ever more and smaller ones
         return Budget(n_prompt=n_prompt, n_decode=n_decode)
 
-    def goes_ahead(self, n_stages: int, demand: Demand, running: Sequence[Running]) -> list[Running]:
-        """Of the ubatches in flight those whose next step is to be submitted before its tokens are drawn.
+    def goes_ahead(self, n_stages: int, demand: Demand, running: Sequence[Running]) -> bool:
+        """Whether the next step of the ubatch that will be taken next is to be submitted before its tokens are drawn.
 
-        None where somebody is ready and waits for the next step, nor where groups are larger or more than they should.
+        Not while somebody is ready and waits for that step, nor where groups are larger or more than they should be.
         """
-        if demand.n_ready or self._step_s > AHEAD_BELOW_S:
-            return []
-        decoding = [one for one in running if one.ubatch.outputs]
+        if demand.n_ready or not running or self._step_s > AHEAD_BELOW_S:
+            return False
         n_groups = self._n_groups(n_stages, demand)
-        n_most = -(-demand.n_decoding // n_groups)
-        return [one for one in decoding if len(one.ubatch.outputs) <= n_most] if len(decoding) <= n_groups else []
+        is_small = len(running[0].ubatch.outputs) <= -(-demand.n_decoding // n_groups)
+        return is_small and sum(bool(one.ubatch.outputs) for one in running) <= n_groups
 
     def _n_groups(self, n_stages: int, demand: Demand) -> int:
         return self._learned().n_groups(n_stages, demand.n_decoding) if n_stages > 1 and demand.n_decoding > 1 else 1
