@@ -103,14 +103,13 @@ class Pacing:
             return self._sizes[-1]
         stages, rows = self._known(n_stages), _Rows(prompts)
         has_more, self._n_left = n_left > self._n_left, n_left
+        longest = self._sizes[-1]
         if self._model is not None and not has_more:
-            chunk = min(self._model[0], self._as_long(stages, rows, 0, _slowest_s(stages, *self._model)))
-            if n_left > _LAST_CHUNKS * chunk:
-                return chunk
+            longest = min(self._model[0], self._as_long(stages, rows, 0, _slowest_s(stages, *self._model)))
+            if n_left > _LAST_CHUNKS * longest:
+                return longest
         is_fresh = has_more and prompts[0][1] == 0
-        chunk = self._first_chunk(stages, rows, n_left, in_flight, self._first if is_fresh else None)
-        if self._model is not None and not has_more:
-            chunk = min(self._model[0], chunk)
+        chunk = min(longest, self._first_chunk(stages, rows, n_left, in_flight, self._first if is_fresh else None))
         self._first = chunk if is_fresh else self._first
         self._model = chunk, rows.cells(0, chunk)
         return self._opening(chunk) if is_fresh and n_left > _LAST_CHUNKS * chunk else chunk

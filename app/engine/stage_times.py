@@ -15,8 +15,8 @@ FIXED_ROWS = 8
 GUESSED_ROW_CELLS = 4096
 #: From so many rows on they are taken for a prompt's; fewer for decode, which reads weights and cache in another way.
 PROMPT_ROWS = 32
-#: The smallest prompt chunk.
-MIN_CHUNK = 32
+#: The smallest prompt chunk, but for a rest: kernels take fewer rows a fifth dearer each.
+MIN_CHUNK = 64
 #: What old measurements still count after a new one.
 _MEMORY = 0.98
 #: How much the guess about what is fixed counts, and how much that cells cost nothing, beside one measurement. Chunks
@@ -56,10 +56,11 @@ class _Fit:
         self.most_cells = max(_MEMORY * self.most_cells, cells)
         self.parts = self._solved(scale_s)
 
-    def seconds(self, n_rows: int, cells: float) -> float:
+    def seconds(self, n_rows: int, cells: float, fixed_rows: int = 0) -> float:
+        """With at least so many rows' time fixed."""
         assert self.parts is not None
         fixed, row, cell = self.parts
-        return fixed + row * n_rows + cell * cells
+        return max(fixed, row * fixed_rows) + row * n_rows + cell * cells
 
     def _solved(self, scale_s: float) -> _Vector:
         """By Gauss's elimination, with the guesses as measurements that always count a little."""
@@ -99,9 +100,9 @@ class _Kind:
         factor, n_notes = self.factors.get(n_rows, (ratio, 0))
         self.factors[n_rows] = factor + _NEW_FACTOR * (ratio - factor), n_notes + 1
 
-    def seconds(self, n_rows: int, cells: float, *, alone: bool) -> float:
+    def seconds(self, n_rows: int, cells: float, *, alone: bool, fixed_rows: int = 0) -> float:
         first, second = (self.alone, self.behind) if alone else (self.behind, self.alone)
-        seconds = (second if first.parts is None else first).seconds(n_rows, cells)
+        seconds = (second if first.parts is None else first).seconds(n_rows, cells, fixed_rows)
         if n_rows >= PROMPT_ROWS:
             return seconds
         factor, n_notes = self.factors.get(n_rows, (1.0, 0))
@@ -130,10 +131,12 @@ class StageTimes:
     def seconds(self, n_rows: int, cells: float = 0.0, *, alone: bool = False) -> float:
         """How long such a ubatch takes; before any measurement, in a unit of its own."""
         own, other = (self._prompt, self._decode) if n_rows >= PROMPT_ROWS else (self._decode, self._prompt)
-        kind = own if own.is_measured else other
-        if not kind.is_measured:
+        if own.is_measured:
+            return own.seconds(n_rows, cells, alone=alone)
+        if not other.is_measured:
             return n_rows + FIXED_ROWS + cells / GUESSED_ROW_CELLS
-        return kind.seconds(n_rows, cells, alone=alone)
+        # A few rows of decode say nothing about what is fixed of a chunk.
+        return other.seconds(n_rows, cells, alone=alone, fixed_rows=FIXED_ROWS if n_rows >= PROMPT_ROWS else 0)
 
     def _kind(self, n_rows: int) -> _Kind:
         return self._prompt if n_rows >= PROMPT_ROWS else self._decode

@@ -84,6 +84,25 @@ def test_the_end_behind_a_slow_first_stage_is_small() -> None:
     assert pacing.prompt_chunk(2, [(8192, 0)], ahead) > pacing.prompt_chunk(2, [(256, 0)], ahead)
 
 
+def test_the_last_chunks_take_no_longer_than_those_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever noisy times say of them: a long one drains the pipeline for as long as it takes."""
+    pacing, past = seen(2), 0
+    while past < 2048 - 480:
+        regular = pacing.prompt_chunk(2, [(2048 - past, past)])
+        past += regular
+    monkeypatch.setattr(pacing, "_first_chunk", lambda *_: 480)
+    assert pacing.prompt_chunk(2, [(2048 - past, past)]) == regular
+
+
+def test_decode_alone_does_not_tell_that_nothing_is_fixed_of_a_chunk() -> None:
+    pacing = Pacing(SIZES)
+    for stage in range(3):
+        for n_rows in (1, 4, 8, 16, 24):
+            for _ in range(3):
+                pacing.note(stage, n_rows, 0, 1e-3 * n_rows, queued=True)
+    assert min(chunks(pacing, 3, 1766)[1:-1]) > 64
+
+
 def test_chunks_of_equal_stages_stay_as_long_as_those_in_front() -> None:
     """The longest ubatch fills and drains the pipeline; shorter ones behind it win nothing."""
     assert measured(per_row(16), per_row(16)).prompt_chunk(2, [(128, 0)], [(128, 0.0)] * 2) >= 128
