@@ -87,10 +87,10 @@ def test_the_end_behind_a_slow_first_stage_is_small() -> None:
 def test_the_last_chunks_take_no_longer_than_those_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever noisy times say of them: a long one drains the pipeline for as long as it takes."""
     pacing, past = seen(2), 0
-    while past < 2048 - 480:
+    while past < 2048 - 300:
         regular = pacing.prompt_chunk(2, [(2048 - past, past)])
         past += regular
-    monkeypatch.setattr(pacing, "_first_chunk", lambda *_: 480)
+    monkeypatch.setattr(pacing, "_first_chunk", lambda *_: 300)
     assert pacing.prompt_chunk(2, [(2048 - past, past)]) == regular
 
 
