@@ -62,7 +62,7 @@ class Answers:
         self._on_error = on_error
         self._waiting: deque[Callable[[], None]] = deque()
         #: An answer that leaves in front of the next one.
-        self._held: Callable[[], bytes] | None = None
+        self._held: Callable[[], bytes | bytearray] | None = None
         self._wake = threading.Condition()
         self._closed = False
         self._thread: threading.Thread | None = None
@@ -84,7 +84,7 @@ class Answers:
                     return
         self._socket.send(*buffers)
 
-    def hold(self, make: Callable[[], bytes]) -> None:
+    def hold(self, make: Callable[[], bytes | bytearray]) -> None:
         """Have an answer, made then, leave together with the next one: only where that is sure to come soon."""
         self.release()
         self._held = make
@@ -94,7 +94,7 @@ class Answers:
         if self._held is not None:
             self.send()
 
-    def _take_held(self) -> bytes:
+    def _take_held(self) -> bytes | bytearray:
         assert self._held is not None
         make, self._held = self._held, None
         return make()

@@ -48,12 +48,19 @@ class Outlet:
             raise
         return cls(sock, peer, endpoint)
 
+    def head(self, sequence: int, n_bytes: int) -> bytes:
+        """What goes in front of a push."""
+        return encode(PushData(sequence), self._version, n_bytes)
+
     def send(self, sequence: int, data: memoryview) -> bool:
         """Send one push. False: the route has failed, now or before."""
+        return self.send_behind(self.head(sequence, len(data)), data)
+
+    def send_behind(self, head: bytes, data: memoryview) -> bool:
+        """Send one push whose head was made before."""
         if not self._is_open:
             return False
         try:
-            head = encode(PushData(sequence), self._version, len(data))
             send_everything(self._sock, (head, data), PATIENCE_S)
         except OSError as error:
             if self._is_open:  # else it was closed on purpose

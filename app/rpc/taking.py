@@ -8,6 +8,7 @@ there can be. For this machine's caches are another's by then, and its core has 
 from __future__ import annotations
 
 import logging
+import struct
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -19,12 +20,15 @@ from app.rpc.inlets import Inlet
 from app.rpc.pushing import checked_size
 from app.rpc.receiving import OVERLAP_BYTES, receive
 from app.rpc.turns import ReadyTurn, ready_turn
-from app.rpc.wire import U32_MAX, Command
+from app.rpc.wire import ANSWER_HEADER, U32_MAX, Command
 
 if TYPE_CHECKING:
     from app.rpc.session import Session
 
 log = logging.getLogger(__name__)
+
+#: Microseconds and one, behind the header of an answer.
+_AGE = struct.Struct("<I")
 
 
 def push_take(session: Session, request: m.PushTake) -> None:
@@ -39,6 +43,7 @@ def push_take(session: Session, request: m.PushTake) -> None:
     turn = following if isinstance(following, m.TakeTurn | m.PushTurn) else None
     ready = None if turn is None else _ready(session, turn)
     view = None if ready is None else session.workload.host_view(spot, size)
+    answer = bytearray(session.encode(request.command, m.Value(0)))
     has_come = True
     try:
         if view is None or not inlet.take_at_once(request.sequence, view, session.socket):
@@ -46,7 +51,7 @@ def push_take(session: Session, request: m.PushTake) -> None:
     except (EOFError, OSError, RemoteProtocolError) as error:
         has_come = False
         _give_up(session, request, inlet, error)
-    answered = partial(_age_of, session, request, time.monotonic() if has_come else None)
+    answered = partial(_with_age, answer, time.monotonic() if has_come else None)
     if turn is None:
         session.answers.send(answered())
         return
@@ -69,9 +74,11 @@ def _give_up(session: Session, request: m.PushTake, inlet: Inlet, error: Excepti
     inlet.close()
 
 
-def _age_of(session: Session, request: m.PushTake, arrived_s: float | None) -> bytes:
+def _with_age(answer: bytearray, arrived_s: float | None) -> bytearray:
+    """The answer, which says how long ago the push came; 0 if it has not."""
     age_us = -1 if arrived_s is None else int((time.monotonic() - arrived_s) * 1e6)
-    return session.encode(request.command, m.Value(min(age_us + 1, U32_MAX)))
+    _AGE.pack_into(answer, ANSWER_HEADER.size, min(age_us + 1, U32_MAX))
+    return answer
 
 
 HANDLERS: Mapping[Command, Callable[[Session, Any], None]] = {Command.PUSH_TAKE: push_take}

@@ -118,7 +118,7 @@ def ready_turn(session: Session, request: m.TakeTurn | m.PushTurn) -> ReadyTurn 
         offset = session.holdings.at(pushed.address, pushed.size_bytes).offset
         if pushed.size_bytes > INLINE_PUSH_BYTES or (offset | pushed.size_bytes) % F32_BYTES:
             return None
-        send = partial(_send_on, session, outlet, pushed)
+        send = partial(_send_on, session, outlet, outlet.head(pushed.sequence, pushed.size_bytes))
     graph, read, items = _taken_apart(session, request)
     if not (session.answers.are_sent and session.workload.may_block(graph.station)):
         return None
@@ -145,8 +145,8 @@ def _pushed(request: m.PushTurn) -> m.Push:
     return m.Push(request.route, request.sequence, request.address, request.size_bytes)
 
 
-def _send_on(session: Session, outlet: Outlet, pushed: m.Push, answer: memoryview) -> None:
-    has_left = outlet.send(pushed.sequence, answer[ANSWER_HEADER.size :])
+def _send_on(session: Session, outlet: Outlet, head: bytes, answer: memoryview) -> None:
+    has_left = outlet.send_behind(head, answer[ANSWER_HEADER.size :])
     session.answer(Command.PUSH_TURN, m.Value(int(has_left)))
 
 
