@@ -59,6 +59,7 @@ class Entry:
     """One command on its way out. `frame` is everything but the payload, `sent` resolves when all bytes have left.
 
     `riders` are commands in front of it in the same frame; `remainder` is sent even when the command itself is not.
+    `overtakes`: its place does not matter, so it waits for nobody's gate.
     """
 
     command: str
@@ -72,6 +73,7 @@ class Entry:
     surfaces: bool = False
     riders: tuple[str, ...] = ()
     remainder: bytes | bytearray = b""
+    overtakes: bool = False
 
     def fail(self, error: BaseException) -> None:
         """Tell whoever waits for this command."""
@@ -115,7 +117,12 @@ class Outbox:
         return len(self._entries)
 
     def put(self, entry: Entry) -> None:
-        self._entries.append(entry)
+        """Queue at the end; one that overtakes, in front of the first that waits for its gate."""
+        if not entry.overtakes:
+            self._entries.append(entry)
+            return
+        gated = (at for at, one in enumerate(self._entries) if one.gate is not None and not one.gate.done())
+        self._entries.insert(next(gated, len(self._entries)), entry)
 
     def drain(self) -> list[Entry]:
         """Everything that will never be sent."""
