@@ -191,6 +191,7 @@ class Engine:
             except Exception as error:  # nobody may ever wait on a dead loop: fail the requests and go on
                 log.exception("the step loop failed")
                 self._fail_all(InternalError(f"the engine failed: {error!r}; this is a bug"))
+                self._standing.executor.forget_inputs()  # it may have been in the middle of writing them
         self._fail_all(NotReady("the server is shutting down"))
 
     def _step(self) -> None:

@@ -59,6 +59,8 @@ class Entry:
     """One command on its way out. `frame` is everything but the payload, `sent` resolves when all bytes have left.
 
     `riders` are commands in front of it in the same frame; `remainder` is sent even when the command itself is not.
+    `around`: what is sent instead of that, around the payload, if that has come.
+    `overtakes`: its place does not matter, so it waits for nobody's gate.
     """
 
     command: str
@@ -72,6 +74,8 @@ class Entry:
     surfaces: bool = False
     riders: tuple[str, ...] = ()
     remainder: bytes | bytearray = b""
+    around: tuple[bytearray, bytearray] | None = None
+    overtakes: bool = False
 
     def fail(self, error: BaseException) -> None:
         """Tell whoever waits for this command."""
@@ -100,9 +104,14 @@ class Batch:
         self._add_remainder(entry)
 
     def _add_remainder(self, entry: Entry) -> None:
-        if entry.remainder:
-            self.buffers.append(entry.remainder)
-            self.n_bytes += len(entry.remainder)
+        pieces: list[bytes | bytearray | memoryview] = [entry.remainder]
+        if entry.around is not None and entry.payload is not None:
+            before, behind = entry.around
+            pieces = [before, entry.payload, behind]
+        for piece in pieces:
+            if piece:
+                self.buffers.append(piece)
+                self.n_bytes += len(piece)
 
 
 class Outbox:
@@ -115,7 +124,12 @@ class Outbox:
         return len(self._entries)
 
     def put(self, entry: Entry) -> None:
-        self._entries.append(entry)
+        """Queue at the end; one that overtakes, in front of the first that waits for its gate."""
+        if not entry.overtakes:
+            self._entries.append(entry)
+            return
+        gated = (at for at, one in enumerate(self._entries) if one.gate is not None and not one.gate.done())
+        self._entries.insert(next(gated, len(self._entries)), entry)
 
     def drain(self) -> list[Entry]:
         """Everything that will never be sent."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any
 
 from app.engine.mask import MaskRecipe
@@ -31,6 +32,7 @@ class Sender:
         self._read_command = "READ_REGION" if link.peer.is_tandem else "GET_TENSOR"
         #: None until the first COPY_TENSOR was answered: some backends refuse to copy within themselves.
         self._copies: bool | None = True if link.peer.is_tandem else None
+        link.dispatcher.watch(self._on_lost)
 
     # -- commands ---------------------------------------------------------------------------------------------------
 
@@ -100,14 +102,13 @@ class Sender:
                     request.sequence,
                     memoryview(turn.items),
                 )
-            items, late = (b"", None) if turn is None else (turn.items, turn.late)
+            items, late, around = (b"", None, None) if turn is None else (turn.items, turn.late, turn.around)
             name, answer, frame = self._question(asked, items, late)
             if turn is None:
                 frame = riding + frame
             entry = Entry(name, frame, sent=sent, answer=answer, lane=self._lane, surfaces=True)
-            _wait_for(entry, late)
-            entry.riders, entry.remainder = riders, riding
-            self._link.dispatcher.submit(entry)
+            entry.riders, entry.remainder, entry.around = riders, riding, around
+            self._queue(entry, late)
         return answer.future
 
     def _question(
@@ -147,8 +148,23 @@ class Sender:
         if riding is not None:
             *riders, command = riding.commands
             entry = Entry(command, riding.frame, lane=self._lane, riders=tuple(riders), remainder=riding.otherwise)
-            _wait_for(entry, riding.late)
+            self._queue(entry, riding.late)
+
+    def _queue(self, entry: Entry, late: Late | None) -> None:
+        """Have a command leave when the bytes behind it have come. Raises DeviceLost, and then they will not leave."""
+        if late is not None:
+            _wait_for(entry, late)
+        try:
             self._link.dispatcher.submit(entry)
+        except DeviceLost as error:
+            if late is not None:
+                settle(late.sent, error=error)
+            raise
+
+    def _on_lost(self, lost: DeviceLost) -> None:
+        with self._link.lock:
+            if (late := self._riders.late) is not None:
+                settle(late.sent, error=lost)
 
     # -- bytes ------------------------------------------------------------------------------------------------------
 
@@ -194,7 +210,8 @@ class Sender:
         def come(_: Future[Any]) -> None:
             with self._link.lock:
                 if self._riders.late is late:  # nothing has followed yet, and who waits for this must not wait for that
-                    self.flush()
+                    with suppress(DeviceLost):  # told to who waits
+                        self.flush()
 
         with self._link.lock:
             self._queue_late()
@@ -275,8 +292,8 @@ class Sender:
             frame = encode(request, self._link.peer.version, len(tail) + turn.late_bytes) + tail
             answer.command = "TAKE_TURN"
             entry = Entry("TAKE_TURN", frame, answer=answer, lane=self._lane, surfaces=True, remainder=turn.otherwise)
-            _wait_for(entry, turn.late)
-            self._link.dispatcher.submit(entry)
+            entry.around = turn.around
+            self._queue(entry, turn.late)
         return True
 
     # -- copies -----------------------------------------------------------------------------------------------------
@@ -332,10 +349,7 @@ class Sender:
             self._lane.error = DeviceLost(self._link.endpoint, "the worker refused a copy", command="COPY_TENSOR")
 
 
-def _wait_for(entry: Entry, late: Late | None) -> None:
-    """Have a command leave when the bytes behind it have come."""
-    if late is None:
-        return
+def _wait_for(entry: Entry, late: Late) -> None:
     entry.gate, entry.payload_bytes = late.payload, late.size_bytes
     if entry.sent is None:
         entry.sent = late.sent

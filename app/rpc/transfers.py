@@ -67,7 +67,7 @@ class Late:
 @dataclass(frozen=True, slots=True)
 class TurnParts:
     """What a turn begins with. `late` belongs behind `items`; `otherwise` are commands of their own that do the same,
-    or, where something is late, what can be done without it.
+    or, where something is late, what can be done without it; `around` are those that do the same around it.
     """
 
     device: int
@@ -75,6 +75,7 @@ class TurnParts:
     items: bytearray
     otherwise: bytearray
     late: Late | None = None
+    around: tuple[bytearray, bytearray] | None = None
 
     @property
     def late_bytes(self) -> int:
@@ -197,9 +198,10 @@ class Riders:
         otherwise = None if late is None else self._without_late()
         self.late = None
         taken, _ = self.take()
+        around = None if late is None else (taken[: self._late_at], taken[self._late_at :])
         device, graph_id = GRAPH_NAME.unpack_from(taken, run_at + REQUEST_HEADER.size)
         items = taken[REQUEST_HEADER.size : run_at]
-        return TurnParts(device, graph_id, items, taken if otherwise is None else otherwise, late)
+        return TurnParts(device, graph_id, items, taken if otherwise is None else otherwise, late, around)
 
     def _close_batch(self, late_bytes: int = 0) -> None:
         if self._batch_at >= 0:

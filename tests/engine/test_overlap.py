@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
+from dataclasses import replace
 
 import numpy as np
 
 from app.engine.buckets import buckets
 from app.engine.executor import Running
-from app.engine.overlap import LEARNED_TOGETHER, Overlap
-from app.engine.serving.types import Demand, Ubatch
+from app.engine.overlap import AHEAD_BELOW_S, LEARNED_TOGETHER, Overlap
+from app.engine.serving.types import Demand, Output, OutputKind, Ubatch, UbatchSequence
 from app.engine.trace import StageMarks, UbatchMarks
 
 N_STAGES = 2
@@ -76,3 +77,83 @@ def test_what_ran_is_told_at_once_when_nothing_runs_and_together_else() -> None:
     overlap.note(*ran(LEARNED_TOGETHER + 1, 1, 0.5, n_prepared=0), 0)
     overlap.learn(is_idle=True)
     assert overlap.counters()["stage_1_compute_seconds_total"] == 0.5 * (LEARNED_TOGETHER + 1)
+
+
+def step(number: int, n_rows: int, step_s: float = 0.0, *, is_prompt: bool = False) -> tuple[Running, float]:
+    """A step of sequences that decode, or the end of as many prompts, and when its last stage is done."""
+    running, _ = ran(number, n_rows, step_s / N_STAGES, n_prepared=0)
+    rows = [
+        UbatchSequence(f"r{i}", i, i, 1, 100, np.zeros(2, np.int32), is_decode=not is_prompt) for i in range(n_rows)
+    ]
+    outputs = [Output(i, f"r{i}", OutputKind.SAMPLE, 101) for i in range(n_rows)]
+    ubatch = replace(running.ubatch, sequences=tuple(rows), outputs=tuple(outputs))
+    return replace(running, ubatch=ubatch), running.marks.submitted_s + step_s
+
+
+def after_step(step_s: float, n_rows: int = 1, n_groups: int = 1) -> Overlap:
+    """The latest step took this long; over two stages, times are such that so many groups are best."""
+    overlap = Overlap(buckets(512), N_STAGES, None)
+    if n_groups == 2:  # two stages take as long as their rows are many
+        for number, n in enumerate((1, 2, 4, 8, 16) * 8):
+            overlap.note(*ran(number, n, 0.5 * n, n_prepared=0), 0)
+        assert overlap._learned().n_groups(N_STAGES, 8) == 2
+    overlap.note(*step(1000, n_rows, step_s), 0)
+    return overlap
+
+
+def ahead(overlap: Overlap, in_flight: list[Running], demand: Demand, n_stages: int = 1) -> list[int]:
+    return [one.ubatch.id for one in overlap.goes_ahead(n_stages, demand, in_flight)]
+
+
+EIGHT = Demand(prompts=(), n_decoding=8)
+
+
+def test_a_fast_step_goes_ahead_and_a_slow_one_does_not() -> None:
+    in_flight = [step(7, 8)[0]]
+    assert ahead(after_step(AHEAD_BELOW_S / 2), in_flight, EIGHT) == [7]
+    assert ahead(after_step(AHEAD_BELOW_S * 2), in_flight, EIGHT) == []
+    overlap = after_step(AHEAD_BELOW_S * 2)
+    overlap.note(*step(1001, 8, AHEAD_BELOW_S / 2), 0)
+    assert ahead(overlap, in_flight, EIGHT) == [7], "the latest counts"
+
+
+def test_nothing_goes_ahead_before_a_step_was_seen_and_prompts_are_none() -> None:
+    overlap = Overlap(buckets(512), N_STAGES, None)
+    assert ahead(overlap, [step(7, 8)[0]], EIGHT) == []
+    overlap.note(*step(1, 8, 1e-4, is_prompt=True), 0)
+    assert ahead(overlap, [step(7, 8)[0]], EIGHT) == []
+    overlap.note(*step(2, 8, 1e-4), 0)
+    overlap.note(*step(3, 8, 100.0, is_prompt=True), 0)
+    assert ahead(overlap, [step(7, 8)[0]], EIGHT) == [7]
+
+
+def test_the_time_of_a_step_that_went_ahead_begins_with_its_tokens() -> None:
+    overlap = after_step(1e-4)
+    waited, now_s = step(8, 8, 100.0)
+    waited.marks.submitted_s = now_s - 1e-4  # as `Executor.fill` has it
+    overlap.note(waited, now_s, 0)
+    assert ahead(overlap, [step(9, 8)[0]], EIGHT) == [9]
+
+
+def test_nobody_goes_ahead_while_somebody_is_ready() -> None:
+    overlap = after_step(1e-4)
+    in_flight = [step(7, 7)[0]]
+    assert ahead(overlap, in_flight, Demand(prompts=(), n_decoding=8, n_ready=1)) == []
+    assert ahead(overlap, in_flight, Demand(prompts=((500, 0),), n_decoding=8)) == [7], "it waits for a slot"
+
+
+def test_over_one_stage_one_group_goes_ahead_and_several_do_not() -> None:
+    """Each would have a next step of its own for ever, where one step of all costs hardly more."""
+    overlap = after_step(1e-4)
+    assert ahead(overlap, [step(7, 4)[0], step(8, 4)[0]], EIGHT) == []
+    assert ahead(overlap, [step(7, 9)[0]], EIGHT) == [], "more rows than sequences decode"
+    assert ahead(overlap, [step(6, 0)[0], step(7, 8)[0]], EIGHT) == [7], "a part of a prompt is no group"
+
+
+def test_over_two_stages_as_many_groups_go_ahead_as_there_should_be() -> None:
+    overlap = after_step(1e-4, n_groups=2)
+    assert ahead(overlap, [step(7, 4)[0], step(8, 4)[0]], EIGHT, 2) == [7, 8]
+    assert ahead(overlap, [step(7, 5)[0], step(8, 3)[0]], EIGHT, 2) == [8], "a group that is too large"
+    assert ahead(overlap, [step(n, n - 5)[0] for n in (6, 7, 8)], EIGHT, 2) == [], "too many groups"
+    assert ahead(overlap, [step(7, 8)[0]], EIGHT, 2) == []
+    assert ahead(overlap, [step(7, 1)[0]], Demand(prompts=(), n_decoding=1), 2) == [7]

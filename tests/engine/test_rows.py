@@ -73,6 +73,47 @@ def test_a_record_leads_to_what_the_row_leads_to(
         assert drawn == from_rows.sample(WholeRow(logits), position)
 
 
+@settings(max_examples=200, deadline=None)
+@given(
+    params=params,
+    seed=st.integers(0, 1 << 20),
+    width=st.sampled_from([1e-6, 0.3, 3.0]),
+    n_values=st.sampled_from([0, 9]),
+    n_prompt=st.sampled_from([1, 6, 7, 30]),
+)
+def test_what_is_wished_for_a_token_ahead_leads_to_what_the_row_leads_to(
+    params: SamplingParams, seed: int, width: float, n_values: int, n_prompt: int
+) -> None:
+    """The best of every row are tokens that penalties push down, the one just drawn among them."""
+    rng = np.random.default_rng(seed)
+    prompt = rng.integers(0, 40, n_prompt).tolist()
+    from_rows, from_records = (Sampler(params, prompt, n_vocab=N_VOCAB, eog=EOG) for _ in range(2))
+    wish, last = from_records.wish(), prompt[0]
+    for position in range(8):
+        logits = rng.normal(0, width, N_VOCAB).astype(np.float32)
+        if n_values:
+            logits = rng.choice(logits[:n_values], N_VOCAB)
+        logits[:40] += np.float32(4 * width)
+        logits[last] += np.float32(width)
+        ahead = from_records.wish(1)
+        drawn = from_records.sample(record_of(logits, wish), position)
+        assert drawn == from_rows.sample(WholeRow(logits), position)
+        wish, last = ahead, drawn.token
+
+
+def test_a_token_ahead_may_be_one_more_that_penalties_push_down() -> None:
+    def n_best(n_ahead: int, **fields: object) -> int:
+        sampling = SamplingParams(temperature=0.0, **fields)  # type: ignore[arg-type]
+        return Sampler(sampling, (1, 2, 3), n_vocab=N_VOCAB, eog=EOG).wish(n_ahead).n_best
+
+    assert [n_best(n) for n in (0, 1)] == [1, 1]
+    assert [n_best(n, logit_bias={9: -1.0}) for n in (0, 1)] == [2, 2]
+    assert [n_best(n, repeat_penalty=1.1) for n in (0, 1, 2)] == [4, 5, 6]
+    assert n_best(1, repeat_penalty=1.1, n_logprobs=MAX_BEST - 4) == MAX_BEST
+    assert n_best(1, repeat_penalty=1.1, n_logprobs=MAX_BEST - 3) == WHOLE.n_best
+    assert n_best(0, repeat_penalty=1.1, n_logprobs=MAX_BEST - 3) == MAX_BEST
+
+
 @pytest.mark.parametrize(
     "params",
     [
@@ -89,7 +130,8 @@ def test_a_record_leads_to_what_the_row_leads_to(
     ids=str,
 )
 def test_whole_rows_are_wished_for_where_any_token_may_count(params: dict[str, object]) -> None:
-    assert Sampler(SamplingParams(**params), (1, 2, 3), n_vocab=N_VOCAB, eog=EOG).wish() == WHOLE  # type: ignore[arg-type]
+    sampler = Sampler(SamplingParams(**params), (1, 2, 3), n_vocab=N_VOCAB, eog=EOG)  # type: ignore[arg-type]
+    assert sampler.wish() == sampler.wish(1) == WHOLE
 
 
 def test_what_is_broken_is_seen_in_a_record_as_in_a_row() -> None:
