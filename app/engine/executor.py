@@ -128,7 +128,11 @@ class Executor:
         masks = {kind: self._mirrors[kind].change_to(mask) for kind, mask in self._masks(ubatch, batch).items()}
         n_embd, n_rows = self._model.n_embd, ubatch.n_tokens
         width = n_embd if hidden else self._model.n_vocab
-        later: Future[memoryview] | None = None if ubatch.follows is None else Future()
+        later: Future[memoryview] | None = None
+        if ubatch.follows is not None:
+            later = Future()
+            for stage in self.stages:  # or a new shape's questions may be queued behind the stage before, which waits
+                stage.prepare(batch, hidden=hidden)
         x: StageInput = self._embedding.rows(ubatch.tokens) if later is None else RelayedParcel(later)
         way: HandOver = RELAYED
         devices = [stage.device for stage in self.stages]

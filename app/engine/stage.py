@@ -290,6 +290,10 @@ class Stage:
 
     # -- a ubatch --------------------------------------------------------------------------------------------------
 
+    def prepare(self, batch: BatchShape, *, hidden: bool = False) -> None:
+        """Do beforehand what `submit` may block for, where rows are wanted of this stage."""
+        self._program(batch, Result.HIDDEN if hidden else Result.LOGITS)
+
     def submit(
         self,
         batch: BatchShape,

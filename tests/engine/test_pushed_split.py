@@ -162,3 +162,19 @@ def test_a_worker_that_dies_comes_back_and_its_neighbours_push_again(
     assert all(n > 0 for n in pushes(now)[:2])
     engine.close()
     fleet.close_all(now)
+
+
+def test_a_new_shape_of_a_step_that_waits_for_its_tokens_holds_up_nobody(model: Path, resources: ExitStack) -> None:
+    """Devices of a stock worker share a connection: what one of them is asked stands behind what waits for another."""
+    worker = resources.enter_context(tcp_worker(NumpyDevice("A"), NumpyDevice("B"), settings=STOCK))
+    devices: list[Device] = [*connect(f"127.0.0.1:{worker.port}", timeouts=QUICK)]
+    engine = open_engine(model, devices, n_slots=5)
+
+    async def scene() -> list[int]:
+        await collect(engine, request("how long a step takes", PROMPT[:9], 4))
+        wanted = [request(f"r{n}", PROMPT[: 9 + n], 8 + 4 * n) for n in range(5)]  # ends one by one
+        return [len(tokens_of(events)) for events in await asyncio.gather(*(collect(engine, one) for one in wanted))]
+
+    assert asyncio.run(asyncio.wait_for(scene(), 60)) == [8, 12, 16, 20, 24]
+    engine.close()
+    fleet.close_all(devices)
