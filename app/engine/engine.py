@@ -203,7 +203,7 @@ class Engine:
             has_news = True
         if has_news and self._standing.can_compute:  # else there is no more to submit than there was
             self._fill_lanes()
-        while self._running and self._running[0].done.done():
+        if self._running and self._running[0].done.done():  # one at a time: devices may be faster than this thread
             self._take(self._running.popleft())
             self._fill_lanes()
         self._overlap.learn(is_idle=not self._running)

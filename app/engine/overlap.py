@@ -76,8 +76,8 @@ class Overlap:
         if demand.n_ready or not running or self._step_s > AHEAD_BELOW_S:
             return False
         n_groups = self._n_groups(n_stages, demand)
-        is_small = len(running[0].ubatch.outputs) <= -(-demand.n_decoding // n_groups)
-        return is_small and sum(bool(one.ubatch.outputs) for one in running) <= n_groups
+        is_group = 0 < len(running[0].ubatch.outputs) <= -(-demand.n_decoding // n_groups)
+        return is_group and sum(bool(one.ubatch.outputs) for one in running) <= n_groups
 
     def _n_groups(self, n_stages: int, demand: Demand) -> int:
         return self._learned().n_groups(n_stages, demand.n_decoding) if n_stages > 1 and demand.n_decoding > 1 else 1

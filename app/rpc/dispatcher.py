@@ -87,13 +87,12 @@ class Dispatcher:
         lane: LaneState | None = None,
         surfaces: bool = False,
         sent: Future[None] | None = None,
-        overtakes: bool = False,
     ) -> Future[Any]:
         """Queue a command that answers. The future's value is the answer's message, or its bytes.
 
         `tail` is the open end of a command; `sent` resolves when the command has left. `surfaces`: fail with the lane's
         error, if there is one, when the command's turn comes. A waiter that cancels its future keeps its place; the
-        answer is thrown away. `overtakes`: it waits for nobody's gate.
+        answer is thrown away.
         """
         spec = self.peer.specs[request.command]
         least, most = answer_range(spec, request)
@@ -104,7 +103,6 @@ class Dispatcher:
         frame = encode(request, self.peer.version, tail_bytes)
         name = request.command.name
         entry = Entry(name, frame, tail, tail_bytes, gate, sent, answer=answer, lane=lane, surfaces=surfaces)
-        entry.overtakes = overtakes
         self.submit(entry)
         return future
 

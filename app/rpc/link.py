@@ -62,10 +62,8 @@ class Link:
         return buffer.address if isinstance(buffer, RpcBuffer) and buffer.link is self and buffer.live else None
 
     def call(self, request: Request) -> Any:
-        """One round trip, in front of what waits for bytes: those may have to come from who waits here. Raises
-        DeviceLost.
-        """
-        future: Future[Any] = self.dispatcher.ask(request, overtakes=True)
+        """One round trip. Raises DeviceLost."""
+        future: Future[Any] = self.dispatcher.ask(request)
         return future.result()
 
     def new_graph_id(self) -> int:

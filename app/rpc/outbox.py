@@ -60,7 +60,6 @@ class Entry:
 
     `riders` are commands in front of it in the same frame; `remainder` is sent even when the command itself is not.
     `around`: what is sent instead of that, around the payload, if that has come.
-    `overtakes`: its place does not matter, so it waits for nobody's gate.
     """
 
     command: str
@@ -75,7 +74,6 @@ class Entry:
     riders: tuple[str, ...] = ()
     remainder: bytes | bytearray = b""
     around: tuple[bytearray, bytearray] | None = None
-    overtakes: bool = False
 
     def fail(self, error: BaseException) -> None:
         """Tell whoever waits for this command."""
@@ -124,12 +122,7 @@ class Outbox:
         return len(self._entries)
 
     def put(self, entry: Entry) -> None:
-        """Queue at the end; one that overtakes, in front of the first that waits for its gate."""
-        if not entry.overtakes:
-            self._entries.append(entry)
-            return
-        gated = (at for at, one in enumerate(self._entries) if one.gate is not None and not one.gate.done())
-        self._entries.insert(next(gated, len(self._entries)), entry)
+        self._entries.append(entry)
 
     def drain(self) -> list[Entry]:
         """Everything that will never be sent."""

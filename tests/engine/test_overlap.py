@@ -101,8 +101,8 @@ def after_step(step_s: float, n_rows: int = 1, n_groups: int = 1) -> Overlap:
     return overlap
 
 
-def ahead(overlap: Overlap, in_flight: list[Running], demand: Demand, n_stages: int = 1) -> list[int]:
-    return [one.ubatch.id for one in overlap.goes_ahead(n_stages, demand, in_flight)]
+def ahead(overlap: Overlap, in_flight: list[Running], demand: Demand, n_stages: int = 1) -> bool:
+    return overlap.goes_ahead(n_stages, demand, in_flight)
 
 
 EIGHT = Demand(prompts=(), n_decoding=8)
@@ -110,21 +110,21 @@ EIGHT = Demand(prompts=(), n_decoding=8)
 
 def test_a_fast_step_goes_ahead_and_a_slow_one_does_not() -> None:
     in_flight = [step(7, 8)[0]]
-    assert ahead(after_step(AHEAD_BELOW_S / 2), in_flight, EIGHT) == [7]
-    assert ahead(after_step(AHEAD_BELOW_S * 2), in_flight, EIGHT) == []
+    assert ahead(after_step(AHEAD_BELOW_S / 2), in_flight, EIGHT)
+    assert not ahead(after_step(AHEAD_BELOW_S * 2), in_flight, EIGHT)
     overlap = after_step(AHEAD_BELOW_S * 2)
     overlap.note(*step(1001, 8, AHEAD_BELOW_S / 2), 0)
-    assert ahead(overlap, in_flight, EIGHT) == [7], "the latest counts"
+    assert ahead(overlap, in_flight, EIGHT), "the latest counts"
 
 
 def test_nothing_goes_ahead_before_a_step_was_seen_and_prompts_are_none() -> None:
     overlap = Overlap(buckets(512), N_STAGES, None)
-    assert ahead(overlap, [step(7, 8)[0]], EIGHT) == []
+    assert not ahead(overlap, [step(7, 8)[0]], EIGHT)
     overlap.note(*step(1, 8, 1e-4, is_prompt=True), 0)
-    assert ahead(overlap, [step(7, 8)[0]], EIGHT) == []
+    assert not ahead(overlap, [step(7, 8)[0]], EIGHT)
     overlap.note(*step(2, 8, 1e-4), 0)
     overlap.note(*step(3, 8, 100.0, is_prompt=True), 0)
-    assert ahead(overlap, [step(7, 8)[0]], EIGHT) == [7]
+    assert ahead(overlap, [step(7, 8)[0]], EIGHT)
 
 
 def test_the_time_of_a_step_that_went_ahead_begins_with_its_tokens() -> None:
@@ -132,28 +132,30 @@ def test_the_time_of_a_step_that_went_ahead_begins_with_its_tokens() -> None:
     waited, now_s = step(8, 8, 100.0)
     waited.marks.submitted_s = now_s - 1e-4  # as `Executor.fill` has it
     overlap.note(waited, now_s, 0)
-    assert ahead(overlap, [step(9, 8)[0]], EIGHT) == [9]
+    assert ahead(overlap, [step(9, 8)[0]], EIGHT)
 
 
 def test_nobody_goes_ahead_while_somebody_is_ready() -> None:
     overlap = after_step(1e-4)
     in_flight = [step(7, 7)[0]]
-    assert ahead(overlap, in_flight, Demand(prompts=(), n_decoding=8, n_ready=1)) == []
-    assert ahead(overlap, in_flight, Demand(prompts=((500, 0),), n_decoding=8)) == [7], "it waits for a slot"
+    assert not ahead(overlap, in_flight, Demand(prompts=(), n_decoding=8, n_ready=1))
+    assert ahead(overlap, in_flight, Demand(prompts=((500, 0),), n_decoding=8)), "it waits for a slot"
 
 
 def test_over_one_stage_one_group_goes_ahead_and_several_do_not() -> None:
     """Each would have a next step of its own for ever, where one step of all costs hardly more."""
     overlap = after_step(1e-4)
-    assert ahead(overlap, [step(7, 4)[0], step(8, 4)[0]], EIGHT) == []
-    assert ahead(overlap, [step(7, 9)[0]], EIGHT) == [], "more rows than sequences decode"
-    assert ahead(overlap, [step(6, 0)[0], step(7, 8)[0]], EIGHT) == [7], "a part of a prompt is no group"
+    assert not ahead(overlap, [step(7, 4)[0], step(8, 4)[0]], EIGHT)
+    assert not ahead(overlap, [step(7, 9)[0]], EIGHT), "more rows than sequences decode"
+    assert not ahead(overlap, [step(6, 0)[0], step(7, 8)[0]], EIGHT), "a part of a prompt is taken next"
+    assert ahead(overlap, [step(6, 8)[0], step(7, 0)[0]], EIGHT), "a part of a prompt is no group"
 
 
 def test_over_two_stages_as_many_groups_go_ahead_as_there_should_be() -> None:
     overlap = after_step(1e-4, n_groups=2)
-    assert ahead(overlap, [step(7, 4)[0], step(8, 4)[0]], EIGHT, 2) == [7, 8]
-    assert ahead(overlap, [step(7, 5)[0], step(8, 3)[0]], EIGHT, 2) == [8], "a group that is too large"
-    assert ahead(overlap, [step(n, n - 5)[0] for n in (6, 7, 8)], EIGHT, 2) == [], "too many groups"
-    assert ahead(overlap, [step(7, 8)[0]], EIGHT, 2) == []
-    assert ahead(overlap, [step(7, 1)[0]], Demand(prompts=(), n_decoding=1), 2) == [7]
+    assert ahead(overlap, [step(7, 4)[0], step(8, 4)[0]], EIGHT, 2)
+    assert not ahead(overlap, [step(7, 5)[0], step(8, 3)[0]], EIGHT, 2), "a group that is too large"
+    assert ahead(overlap, [step(8, 3)[0], step(7, 5)[0]], EIGHT, 2), "its turn comes later"
+    assert not ahead(overlap, [step(n, n - 5)[0] for n in (6, 7, 8)], EIGHT, 2), "too many groups"
+    assert not ahead(overlap, [step(7, 8)[0]], EIGHT, 2)
+    assert ahead(overlap, [step(7, 1)[0]], Demand(prompts=(), n_decoding=1), 2)

@@ -390,20 +390,6 @@ def test_workers_that_take_no_turns_get_late_writes_as_such() -> None:
         assert bytes(answer.result(WAIT_S)) == (LATE + TERM).tobytes() and sent.result(WAIT_S) is None
 
 
-def test_questions_about_a_device_do_not_wait_for_late_bytes(bench: Bench) -> None:
-    """Those may have to come from who asks."""
-    bench.write_late()
-    bench.run()
-    answer = bench.best()
-    assert bench.far.memory().total_bytes > 0
-    other = bench.far.alloc(4096)
-    after = bench.far.read(other, 0, 4)
-    assert not answer.done()
-    bench.payload.set_result(bytes_of(LATE))
-    assert bytes(answer.result(WAIT_S)) == best_of(LATE + TERM)
-    assert len(after.result(WAIT_S)) == 4
-
-
 def test_bytes_may_come_at_any_moment(bench: Bench) -> None:
     """Another thread brings them while this one queues what belongs to them."""
     go = threading.Semaphore(0)
