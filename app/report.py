@@ -34,13 +34,11 @@ def plan_table(planned: Sequence[PlannedStage], limits: StageLimits, n_layers: i
     for heading in ("ms per prompt token", "per decoded token") if is_timed else ():
         table.add_column(heading, justify="right")
     for stage in planned:
-        first, last = stage.shape.first_layer, stage.shape.last_layer
-        layers = f"{first}-{last - 1}" if last > first else "none"
-        layers += " + head" if stage.shape.is_last else ""
         states = (stage.state_bytes,) if has_state else ()
         parts = (stage.weight_bytes, stage.cache_bytes, *states, stage.compute_bytes, stage.total_bytes)
         times = () if stage.seconds is None else (stage.seconds.prompt_s, stage.seconds.decode_s)
-        table.add_row(stage.device.name, layers, *map(mib, parts), *(f"{1e3 * seconds:.3f}" for seconds in times))
+        cells = (*map(mib, parts), *(f"{1e3 * seconds:.3f}" for seconds in times))
+        table.add_row(stage.device.name, stage.shape.layers, *cells)
     return table
 
 

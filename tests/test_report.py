@@ -8,6 +8,7 @@ from rich.table import Table
 from app import report
 from app.bootstrap.listing import list_devices
 from app.engine.loader import Uploaded
+from app.engine.models.base import StageShape
 from app.settings import DevicesSettings
 from app.units import mib
 from tests.rpc.adder import Adder
@@ -62,3 +63,11 @@ def test_devices_are_listed_although_a_worker_is_away(capsys: pytest.CaptureFixt
         (line,) = [line for line in told.err.splitlines() if line.startswith("tandem:")]  # the log may be there as well
         assert line.startswith(f"tandem: device {away} could not be reached: ")
         assert list_devices(DevicesSettings(rpc=(here,))) == 0
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "is_last", "told"),
+    [(0, 15, False, "0-14"), (15, 30, True, "15-29 + head"), (30, 30, True, "none + head"), (3, 3, False, "none")],
+)
+def test_layers_are_called_alike_everywhere(first: int, last: int, is_last: bool, told: str) -> None:
+    assert StageShape(first, last, is_last).layers == told

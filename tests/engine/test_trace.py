@@ -110,12 +110,12 @@ def test_marks_are_set_by_futures() -> None:
 
 def test_a_trace_is_what_chrome_reads(tmp_path: Path) -> None:
     trace = Trace(tmp_path / "trace.json")
-    trace.stage_names = ["CPU layers 0..2"]
+    trace.stage_names = ["CPU layers 0-1"]
     trace.add(TracedUbatch(7, 1, 30, ("a", "b"), 5.0, 5.5, (Span(0, 5.0, 5.1, 5.4, 0.0, False),)))
     trace.add(TracedUbatch(8, 2, 0, ("a", "b"), 5.5, 6.0, (Span(0, 5.5, 5.5, 6.0, 0.0, False),)))
     trace.save()
     events = json.loads(trace.path.read_text())["traceEvents"]
-    assert events[0]["args"] == {"name": "CPU layers 0..2"}
+    assert events[0]["args"] == {"name": "CPU layers 0-1"}
     whole = [(e["cat"], e["name"], round(e["ts"]), round(e["dur"])) for e in events if e["ph"] == "X"]
     assert whole == [
         ("transfer", "transfer", 0, 100_000),
