@@ -135,6 +135,8 @@ def _shown_default(item: Option) -> str:
         return "on" if item.default else ""
     if item.counts or item.default is None or item.default == ():
         return ""
+    if isinstance(item.default, bool):
+        return str(int(item.default))
     return ",".join(item.default) if isinstance(item.default, tuple) else str(item.default)
 
 

@@ -20,34 +20,37 @@ from app.units import mib
 _PLAIN_EVERY_S = 5.0
 
 
-def plan_table(planned: Sequence[PlannedStage], limits: StageLimits, n_layers: int) -> Table:
-    """Where each layer range stands and what it takes: memory, and the seconds its device was measured to need."""
+def plan_table(planned: Sequence[PlannedStage], limits: StageLimits, n_layers: int, unmeasured: str = "") -> Table:
+    """Where each layer range stands and what it takes: memory, and the seconds its device was measured to need.
+
+    `unmeasured`: why no seconds are known.
+    """
     has_state = any(stage.state_bytes for stage in planned)
     title = f"placement: {n_layers} layers, {limits.n_cells:,} KV cells"
     title += f", {limits.n_snapshots:,} snapshots" if has_state else ""
-    table = Table(title=title, title_justify="left")
-    for heading in ("device", "layers"):
-        table.add_column(heading)
+    caption = f"no stage times: {unmeasured}" if unmeasured else None
+    table = Table(title=title, title_justify="left", caption=caption, caption_justify="left")
+    table.add_column("device", no_wrap=True)  # of names of workers on one host the end differs
+    table.add_column("layers")
     for heading in ("weights", "KV cache", *(("state",) if has_state else ()), "compute", "all"):
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", overflow="fold")
     is_timed = any(stage.seconds is not None for stage in planned)
     for heading in ("ms per prompt token", "per decoded token") if is_timed else ():
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", overflow="fold")
     for stage in planned:
-        first, last = stage.shape.first_layer, stage.shape.last_layer
-        layers = f"{first}-{last - 1}" if last > first else "none"
-        layers += " + head" if stage.shape.is_last else ""
         states = (stage.state_bytes,) if has_state else ()
         parts = (stage.weight_bytes, stage.cache_bytes, *states, stage.compute_bytes, stage.total_bytes)
         times = () if stage.seconds is None else (stage.seconds.prompt_s, stage.seconds.decode_s)
-        table.add_row(stage.device.name, layers, *map(mib, parts), *(f"{1e3 * seconds:.3f}" for seconds in times))
+        cells = (*map(mib, parts), *(f"{1e3 * seconds:.3f}" for seconds in times))
+        table.add_row(stage.device.name, stage.shape.layers, *cells)
     return table
 
 
 def device_table(devices: Sequence[Device]) -> Table:
     """What there is to place a model on."""
     table = Table(title="devices", title_justify="left")
-    for heading in ("name", "kind", "kernels", "memory free", "memory total", "round trip", "description"):
+    table.add_column("name", no_wrap=True)
+    for heading in ("kind", "kernels", "memory free", "memory total", "round trip", "description"):
         table.add_column(
             heading, justify="right" if heading in ("memory free", "memory total", "round trip") else "left"
         )

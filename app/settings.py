@@ -344,8 +344,9 @@ class WorkerSettings(CommonSettings):
         help="Largest size of --cache-dir, such as 1.5 or 500M; default: 32.",
     )  # fmt: skip
     protocol: str = option(
-        "7.0", "--protocol", convert=choice("7.0", "6.0"), metavar="VERSION", help="7.0 or 6.0.", panel=WORKER
-    )
+        "7.0", "--protocol", convert=choice("7.0", "6.0"), metavar="VERSION", panel=WORKER,
+        help="Of ggml's RPC, 7.0 or 6.0: 6.0 for clients of llama.cpp that are too old for 7.0. Tandem speaks both.",
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         if self.cache_size is not None and self.cache_dir is None:

@@ -240,11 +240,19 @@ PARTS: dict[str, Callable[[str, int, Report, dict[str, Setup]], None]] = {
 }  # fmt: skip
 
 
+def parts(text: str) -> list[str]:
+    names = text.split(",")
+    unknown = [name for name in names if name not in PARTS]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"no part {', '.join(map(repr, unknown))}; there are {', '.join(PARTS)}")
+    return names
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--model", default=None)
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--only", default=",".join(PARTS), help="parts, between commas")
+    parser.add_argument("--only", type=parts, default=list(PARTS), help=f"of {','.join(PARTS)}")
     parser.add_argument("--trace", type=Path, default=None, help="trace of the two workers")
     parser.add_argument("--save", action="store_true", help="write bench/results/NAME.*")
     parser.add_argument("--name", default="split", help="of the results; another one for another model")
@@ -262,7 +270,7 @@ def main() -> None:
         }
         gc.collect()
         gc.freeze()  # as a server does once it stands
-        for part in given.only.split(","):
+        for part in given.only:
             PARTS[part](model, given.rounds, report, setups)
             if given.save:
                 report.save(given.name)

@@ -1,15 +1,16 @@
 """How well stages overlap on more devices than this machine has cores: stand-ins behind real workers and sockets.
 
-`python -m bench.split_sim [--slot-ms 200] [--stages 2,3,4,8] [--links-ms 0,1,10]` splits nothing real: every stage is a
-device that sleeps for one slot per ubatch, in a process of its own, behind a real worker, a real connection and a link
-with a delay. What is measured is everything else: dispatchers, boundary futures, sockets, sessions.
+`python -m bench.split_sim [--slot-ms 200] [--stages 2,3,4,8] [--links-ms 0,1,10] [--worker KIND] [--save]`
+splits nothing real: every stage is a device that sleeps for one slot per ubatch, in a process of its own, behind a real
+worker, a real connection and a link with a delay. What is measured is everything else: dispatchers, boundary futures,
+sockets, sessions.
 
 Workers push boundaries to each other, or leave them to the control plane (`relayed`), or are as stock ones. Prompt: 64
 ubatches with boundaries of 4 MiB, against (64 + stages - 1) slots and every link once, or twice (there and back) where
 boundaries go through the control plane. Decode: as many groups as stages, each its next step only when it has answered
 the one before, boundaries of 32 KiB, against one round of all stages and links per step. Slots are those that the
-stand-ins measured in the same run, so that a busy machine's late wake-ups count as computing. Writes
-`bench/results/split_sim.{json,svg}`.
+stand-ins measured in the same run, so that a busy machine's late wake-ups count as computing. `--save` writes
+`bench/results/split_sim.{json,svg}`; with one kind of `--worker`, what was found for the other kinds stays.
 """
 
 from __future__ import annotations
@@ -220,7 +221,7 @@ def main() -> None:
     parser.add_argument("--stages", type=numbers, default=[2, 3, 4, 8])
     parser.add_argument("--links-ms", type=numbers, default=[0, 1, 10])
     parser.add_argument("--worker", choices=(*KINDS, "all"), default="all")
-    parser.add_argument("--no-files", action="store_true", help="print only")
+    parser.add_argument("--save", action="store_true", help="write bench/results/split_sim.*")
     given = parser.parse_args()
     kinds = list(KINDS.values()) if given.worker == "all" else [KINDS[given.worker]]
     figures: list[Figure] = []
@@ -228,16 +229,20 @@ def main() -> None:
         for n_stages in given.stages:
             for link_ms in given.links_ms:
                 figures += measure(int(n_stages), given.slot_ms / 1e3, link_ms / 1e3, kind)
-        if not given.no_files:
-            save([*others(figures), *figures])
+        if given.save:
+            save([*kept(saved(), figures), *figures])
 
 
-def others(figures: Sequence[Figure]) -> list[Figure]:
-    """What earlier runs have found for kinds of workers that these are not of."""
+def saved() -> list[Figure]:
+    """What earlier runs have found."""
     file = RESULTS / "split_sim.json"
-    kinds = {figure.worker for figure in figures}
-    found = [Figure(**figure) for figure in json.loads(file.read_text())] if file.is_file() else []
-    return [figure for figure in found if figure.worker not in kinds]
+    return [Figure(**figure) for figure in json.loads(file.read_text())] if file.is_file() else []
+
+
+def kept(found: Sequence[Figure], figures: Sequence[Figure]) -> list[Figure]:
+    """What stays beside new figures: that of other kinds of workers, as far as there still are such."""
+    kinds = {kind.name for kind in KINDS.values()} - {figure.worker for figure in figures}
+    return [figure for figure in found if figure.worker in kinds]
 
 
 def save(figures: Sequence[Figure]) -> None:

@@ -47,7 +47,7 @@ def test_several_devices_are_measured_and_tell_what_stages_take(
     settings = ServeSettings(model=str(model), ctx_size=512, device=("NUMPY", "CPU"), tune=tune)
     assert bootstrap.plan(settings) == 0
     told = capsys.readouterr().out
-    assert "ms per prompt token" in told
+    assert "ms per prompt token" in told and "no stage times" not in told
     assert next(line.split("│")[2].strip() for line in told.splitlines() if "NUMPY" in line) == layers
 
 
@@ -68,13 +68,19 @@ def test_a_split_by_hand_and_a_single_device_are_not_measured(
     monkeypatch.setattr(probe, "measure", lambda model, devices, limits: pytest.fail("measured"))
     by_hand = ServeSettings(model=model, ctx_size=512, device=("NUMPY", "CPU"), tensor_split=(1.0, 1.0))
     assert bootstrap.plan(by_hand) == 0
+    told = capsys.readouterr().out
+    assert "no stage times: --tensor-split says" in told and "ms per prompt token" not in told
     assert bootstrap.plan(ServeSettings(model=model, ctx_size=512, device=("NUMPY",))) == 0
+    told = capsys.readouterr().out
+    assert "no stage times: one device has all layers" in told and "ms per prompt token" not in told
     assert "--tune" not in caplog.text
     assert bootstrap.plan(replace(by_hand, tune="decode")) == 0
     assert "--tune decode changes nothing: --tensor-split says" in caplog.text
     assert bootstrap.plan(ServeSettings(model=model, ctx_size=512, device=("NUMPY",), tune="prompt")) == 0
     assert "--tune prompt changes nothing: one device" in caplog.text
-    assert "ms per prompt token" not in capsys.readouterr().out
+    monkeypatch.setattr(probe, "measure", lambda model, devices, limits: None)
+    assert bootstrap.plan(replace(by_hand, tensor_split=())) == 0
+    assert "no stage times: a device had no memory left for it" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("ctx_size", "factors"), [(256, "short"), (512, "short"), (1024, "long"), (0, "long")])

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import io
+
 import pytest
+from rich.console import Console
 from rich.table import Table
 
 from app import report
 from app.bootstrap.listing import list_devices
-from app.engine.loader import Uploaded
+from app.engine.ggml import GGMLType
+from app.engine.loader import PlannedStage, Uploaded
+from app.engine.models.base import StageShape
+from app.engine.placement import StageSeconds
+from app.engine.stage import StageLimits
 from app.settings import DevicesSettings
 from app.units import mib
 from tests.rpc.adder import Adder
@@ -62,3 +69,34 @@ def test_devices_are_listed_although_a_worker_is_away(capsys: pytest.CaptureFixt
         (line,) = [line for line in told.err.splitlines() if line.startswith("tandem:")]  # the log may be there as well
         assert line.startswith(f"tandem: device {away} could not be reached: ")
         assert list_devices(DevicesSettings(rpc=(here,))) == 0
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "is_last", "told"),
+    [(0, 15, False, "0-14"), (15, 30, True, "15-29 + head"), (30, 30, True, "none + head"), (3, 3, False, "none")],
+)
+def test_layers_are_called_alike_everywhere(first: int, last: int, is_last: bool, told: str) -> None:
+    assert StageShape(first, last, is_last).layers == told
+
+
+@pytest.mark.parametrize("width", [80, 100, 120])
+def test_workers_on_one_host_can_be_told_apart(width: int) -> None:
+    """However narrow the table, names and numbers are whole, if over several lines."""
+    seconds = StageSeconds(prompt_s=0.0011, decode_s=0.0022)
+    limits = StageLimits(
+        max_tokens=1, max_outputs=1, max_seqs=1, n_cells=8192, n_snapshots=0, key_type=GGMLType.F16,
+        value_type=GGMLType.F16,
+    )  # fmt: skip
+    names = [f"RPC{n}[127.0.0.1:{50052 + n}]" for n in range(2)]
+    shapes = [StageShape(0, 15, False), StageShape(15, 30, True)]
+    planned = [
+        PlannedStage(Adder(name), shape, 50 * MIB, 45 * MIB, 0, 1120 * MIB, seconds)
+        for name, shape in zip(names, shapes, strict=True)
+    ]
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(report.plan_table(planned, limits, 30))
+    for stage in planned:
+        stage.device.close()
+    rows = [line for line in console.export_text().splitlines() if line.startswith("│")]
+    assert [row.split("│")[1].strip() for row in rows if "RPC" in row] == names
+    assert not any("…" in row for row in rows)

@@ -63,7 +63,7 @@ SERVING: Mapping[str, str] = {
 STAGES: Mapping[str, str] = {
     "bubble_ratio": "share of idleness in the seconds of computing, transfer and idleness",
     "compute_seconds_total": "seconds of computing",
-    "idle_seconds_total": "seconds of idleness between ubatches",
+    "idle_seconds_total": "seconds without anything to do while ubatches were under way",
     "transfer_seconds_total": "seconds in which the stage's input was on its way",
     "input_bytes_total": "bytes that the stage was given",
     "pushed_bytes_total": "bytes that another stage's device sent to it directly",

@@ -44,12 +44,17 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A model, the devices it will stand on, and where."""
+    """A model, the devices it will stand on, and where. `unmeasured`: why it is not known what its stages take."""
 
     opened: Opened
     devices: list[Device]
     sizes: Sizes
     stages: list[PlannedStage]
+    unmeasured: str = ""
+
+    def print_plan(self) -> None:
+        table = report.plan_table(self.stages, self.sizes.limits, self.opened.model.n_layers, self.unmeasured)
+        report.print_table(table)
 
 
 class Loading:
@@ -109,7 +114,7 @@ class Loading:
 
     def _announce(self, url: str, needs_key: bool) -> None:
         placed = self._placed
-        report.print_table(report.plan_table(placed.stages, placed.sizes.limits, placed.opened.model.n_layers))
+        placed.print_plan()
         print(
             f"{self._front.info.alias}: context {placed.sizes.scheduler.n_ctx:,} tokens, "
             f"{placed.sizes.scheduler.n_slots} slots"

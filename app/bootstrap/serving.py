@@ -9,7 +9,7 @@ import time
 from dataclasses import replace
 from datetime import datetime
 
-from app import fleet, models_store, report
+from app import fleet, models_store
 from app.bootstrap.loading import Loading, Opened, Placed
 from app.bootstrap.local_options import local_options
 from app.bootstrap.tokens import token_of
@@ -49,8 +49,7 @@ def plan(settings: ServeSettings) -> int:
     opened = _open(settings)
     devices = _open_devices(settings)
     try:
-        placed = _place(settings, opened, devices)
-        report.print_table(report.plan_table(placed.stages, placed.sizes.limits, opened.model.n_layers))
+        _place(settings, opened, devices).print_plan()
     finally:
         fleet.close_all(devices)
     return 0
@@ -100,13 +99,14 @@ def _place(settings: ServeSettings, opened: Opened, devices: list[Device]) -> Pl
     # Rope factors depend on how long a sequence may become, which is known only now.
     model = registry.load(opened.gguf, n_ctx=sizes.scheduler.n_ctx)
     # A split by hand needs no measuring, and one device has nothing to be split.
-    is_split_by_hand, is_one = bool(split), len(devices) < 2
-    if settings.tune != Tune.AUTO and (is_split_by_hand or is_one):
-        why = "--tensor-split says where the layers stand" if is_split_by_hand else "one device has all layers"
+    why = "--tensor-split says where the layers stand" if split else "one device has all layers"
+    is_given = bool(split) or len(devices) < 2
+    if settings.tune != Tune.AUTO and is_given:
         log.warning("--tune %s changes nothing: %s", settings.tune, why)
-    speeds = None if is_split_by_hand or is_one else probe.measure(model, devices, sizes.limits)
+    speeds = None if is_given else probe.measure(model, devices, sizes.limits)
     stages = plan_stages(model, devices, sizes.limits, split, speeds=speeds, tune=Tune(settings.tune))
-    return Placed(replace(opened, model=model), devices, sizes, stages)
+    unmeasured = "" if speeds else why if is_given else "a device had no memory left for it"
+    return Placed(replace(opened, model=model), devices, sizes, stages, unmeasured)
 
 
 def _trace(settings: ServeSettings) -> Trace | None:

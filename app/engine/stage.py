@@ -121,7 +121,7 @@ class Stage:
 
     @property
     def name(self) -> str:
-        return f"{self.device.name} layers {self.shape.first_layer}..{self.shape.last_layer}"
+        return f"{self.device.name} layers {self.shape.layers}"
 
     def on(self, device: Device) -> Stage:
         """The same layers on another device; nothing is reserved or loaded there yet."""

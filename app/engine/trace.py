@@ -68,9 +68,10 @@ class UbatchMarks:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """What one stage did for one ubatch: idle until `start_s`, then the input's way, then computing.
+    """What one stage did for one ubatch: the input's way from `start_s` on, then computing.
 
-    `queued`: the input was there before the stage was free, so nothing but the stage itself took time.
+    `idle_s`: how long it had nothing to do since its ubatch before, while any ubatch was under way. `queued`: the input
+    was there before the stage was free, so nothing but the stage itself took time.
     """
 
     stage: int
@@ -102,7 +103,7 @@ class TracedUbatch:
 
 @dataclass(slots=True)
 class StageTotals:
-    """Seconds since the start; idle are those in which a ubatch was on its way to the stage."""
+    """Seconds since the start, those of idleness up to the stage's latest ubatch; and bytes."""
 
     compute_s: float = 0.0
     transfer_s: float = 0.0
@@ -115,47 +116,66 @@ class StageTotals:
         whole_s = self.compute_s + self.transfer_s + self.idle_s
         return self.idle_s / whole_s if whole_s else 0.0
 
+    def add(self, span: Span) -> None:
+        self.transfer_s += span.sent_s - span.start_s
+        self.compute_s += span.done_s - span.sent_s
+        self.idle_s += span.idle_s
+        self.input_bytes += span.input_bytes
+        self.pushed_bytes += span.input_bytes if span.way == "pushed" else 0
+
+
+@dataclass(slots=True)
+class _Stage:
+    """Where a stage stands: free since when, and how long the engine had rested by then."""
+
+    free_s: float
+    rested_s: float = 0.0
+    totals: StageTotals = field(default_factory=StageTotals)
+
 
 class Timeline:
-    """Turns marks into spans and totals. Used by the engine's thread alone."""
+    """Turns marks into spans and totals. Used by the engine's thread alone.
+
+    A ubatch is under way from its submission until it is taken. While none is, the engine rests, and so may its stages.
+    """
 
     def __init__(self) -> None:
-        self._totals: list[StageTotals] = []
-        self._free_s: list[float] = []
+        self._stages: list[_Stage] = []
+        self._began_s = 0.0
+        self._taken_s = 0.0
+        self._rested_s = 0.0
 
     def take(self, marks: UbatchMarks, now_s: float) -> tuple[Span, ...]:
         """The spans of a ubatch that has run; ubatches come in the order in which they were submitted."""
+        if not self._stages:
+            self._began_s = self._taken_s = marks.submitted_s
+        self._rested_s += max(0.0, marks.submitted_s - self._taken_s)
+        self._taken_s = max(self._taken_s, now_s)
         spans = []
         ready_s = marks.submitted_s
-        for stage, mark in enumerate(marks.stages):
-            if stage == len(self._totals):
-                self._totals.append(StageTotals())
-                self._free_s.append(marks.submitted_s)
+        for number, mark in enumerate(marks.stages):
+            if number == len(self._stages):
+                self._stages.append(_Stage(self._began_s))
+            stage = self._stages[number]
             done_s = max(ready_s, now_s if mark.done_s is None else mark.done_s)
-            free_s = self._free_s[stage]
+            free_s = stage.free_s
             start_s = max(ready_s, free_s)
             done_s = max(done_s, start_s)
             sent_s = min(max(start_s, start_s if mark.sent_s is None else mark.sent_s), done_s)
-            idle_s = max(0.0, start_s - max(free_s, marks.submitted_s))
-            span = Span(stage, start_s, sent_s, done_s, idle_s, free_s > ready_s, mark.input_bytes, mark.way)
-            self._count(span)
-            self._free_s[stage] = done_s
+            # its latest ubatch was taken after it had ended here, so all rests since were when this stage was free
+            idle_s = max(0.0, start_s - free_s - (self._rested_s - stage.rested_s))
+            span = Span(number, start_s, sent_s, done_s, idle_s, free_s > ready_s, mark.input_bytes, mark.way)
+            stage.totals.add(span)
+            stage.free_s, stage.rested_s = done_s, self._rested_s
             spans.append(span)
             ready_s = done_s
         return tuple(spans)
 
-    def _count(self, span: Span) -> None:
-        totals = self._totals[span.stage]
-        totals.transfer_s += span.sent_s - span.start_s
-        totals.compute_s += span.done_s - span.sent_s
-        totals.idle_s += span.idle_s
-        totals.input_bytes += span.input_bytes
-        totals.pushed_bytes += span.input_bytes if span.way == "pushed" else 0
-
     def counters(self) -> dict[str, float]:
         """By stage: seconds of computing, of the input's way there, idle; the idle share of all three; bytes."""
         counters: dict[str, float] = {}
-        for number, totals in enumerate(self._totals):
+        for number, stage in enumerate(self._stages):
+            totals = stage.totals
             counters[f"stage_{number}_compute_seconds_total"] = totals.compute_s
             counters[f"stage_{number}_transfer_seconds_total"] = totals.transfer_s
             counters[f"stage_{number}_idle_seconds_total"] = totals.idle_s

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from app.engine.device import DeviceCaps
-from app.errors import DeviceError, RemoteProtocolError
+from app.errors import AccessDenied, DeviceError, DeviceLost, RemoteProtocolError
 from app.rpc.device import RpcDevice
 from app.rpc.dispatcher import Dispatcher
 from app.rpc.endpoint import Dial, Timeouts, tcp_dial
@@ -22,6 +22,9 @@ MAX_DEVICES = 256
 
 #: A longer name of a worker's process is cut.
 MAX_IDENTITY = 64
+
+#: How the causes of a loss begin that a Tandem worker gave before it hung up.
+_WORKER_SAYS = "the worker says: "
 
 #: Weights longer than this are offered by their hash before they are sent. Stock workers keep only such large ones.
 OFFERS_ABOVE_BYTES_STOCK = 10 << 20
@@ -52,7 +55,7 @@ def connect(
     first = open_one(is_first=True)
     opened = [first]
     try:
-        count = int(first.ask(DeviceCount()).result().value)
+        count = _count(first)
         if not 0 < count <= MAX_DEVICES:
             raise DeviceError(f"worker {endpoint} announces {count} devices, but must have 1 to {MAX_DEVICES}")
         if first.peer.is_tandem:
@@ -71,6 +74,16 @@ def connect(
         for link in links:
             link.heartbeat = heartbeat
     return devices
+
+
+def _count(first: Dispatcher) -> int:
+    """What a worker says to the first question. Raises AccessDenied where it says that it answers none of us."""
+    try:
+        return int(first.ask(DeviceCount()).result().value)
+    except DeviceLost as error:
+        if error.cause.startswith(_WORKER_SAYS):  # nothing was lost: most likely it has a token, and we showed none
+            raise AccessDenied(first.endpoint, error.cause) from error
+        raise
 
 
 def _devices(links: Sequence[Link], told: _Description, first_index: int) -> list[RpcDevice]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from app.errors import AccessDenied, ConfigError, DeviceLost
+from app.errors import AccessDenied, ConfigError
 from app.rpc.connect import connect
 from app.rpc.endpoint import Timeouts
 from app.rpc.token import Nonces, Role, Token
@@ -58,7 +58,7 @@ def test_another_token_is_refused_readably(guarded: Worker, caplog: pytest.LogCa
 
 
 def test_no_token_is_refused_readably(guarded: Worker) -> None:
-    with pytest.raises(DeviceLost, match="start a Tandem client with --rpc-token-file"):
+    with pytest.raises(AccessDenied, match="^no access to worker .*; start a Tandem client with --rpc-token-file"):
         connect(endpoint(guarded), timeouts=QUICK)
 
 

@@ -134,6 +134,12 @@ class StageShape:
     def has_layers(self) -> bool:
         return self.last_layer > self.first_layer
 
+    @property
+    def layers(self) -> str:
+        """As people are told: `0-14`, `15-29 + head`."""
+        layers = f"{self.first_layer}-{self.last_layer - 1}" if self.has_layers else "none"
+        return layers + (" + head" if self.is_last else "")
+
 
 @dataclass(frozen=True, slots=True)
 class InputSpec:
