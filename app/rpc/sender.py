@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any
 
 from app.engine.mask import MaskRecipe
@@ -105,9 +106,8 @@ class Sender:
             if turn is None:
                 frame = riding + frame
             entry = Entry(name, frame, sent=sent, answer=answer, lane=self._lane, surfaces=True)
-            _wait_for(entry, late)
             entry.riders, entry.remainder = riders, riding
-            self._link.dispatcher.submit(entry)
+            self._submit_late(entry, late)
         return answer.future
 
     def _question(
@@ -147,8 +147,17 @@ class Sender:
         if riding is not None:
             *riders, command = riding.commands
             entry = Entry(command, riding.frame, lane=self._lane, riders=tuple(riders), remainder=riding.otherwise)
-            _wait_for(entry, riding.late)
+            self._submit_late(entry, riding.late)
+
+    def _submit_late(self, entry: Entry, late: Late | None) -> None:
+        """Queue a command that may have to wait for bytes. Raises DeviceLost, which who waits for them hears too."""
+        _wait_for(entry, late)
+        try:
             self._link.dispatcher.submit(entry)
+        except DeviceLost as lost:
+            if late is not None:
+                settle(late.sent, error=lost)
+            raise
 
     # -- bytes ------------------------------------------------------------------------------------------------------
 
@@ -192,7 +201,7 @@ class Sender:
         late = Late(payload, size)
 
         def come(_: Future[Any]) -> None:
-            with self._link.lock:
+            with self._link.lock, suppress(DeviceLost):  # it is told by the future
                 if self._riders.late is late:  # nothing has followed yet, and who waits for this must not wait for that
                     self.flush()
 
@@ -275,8 +284,7 @@ class Sender:
             frame = encode(request, self._link.peer.version, len(tail) + turn.late_bytes) + tail
             answer.command = "TAKE_TURN"
             entry = Entry("TAKE_TURN", frame, answer=answer, lane=self._lane, surfaces=True, remainder=turn.otherwise)
-            _wait_for(entry, turn.late)
-            self._link.dispatcher.submit(entry)
+            self._submit_late(entry, turn.late)
         return True
 
     # -- copies -----------------------------------------------------------------------------------------------------
