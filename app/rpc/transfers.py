@@ -186,8 +186,7 @@ class Riders:
         """Everything that waits, as wire bytes, and which commands that is."""
         self._close_batch()
         taken, commands = self._bytes, tuple(self._commands)
-        if commands:
-            self._bytes, self._commands, self._run_at = bytearray(), [], -1
+        self._bytes, self._commands, self._run_at = bytearray(), [], -1
         return taken, commands
 
     def take_turn(self) -> TurnParts | None:

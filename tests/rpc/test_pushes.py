@@ -6,6 +6,7 @@ import socket
 import struct
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 
 import numpy as np
@@ -13,7 +14,7 @@ import pytest
 
 from app.engine.handover import RELAYED, Boundaries, Pushed, choose, when_all
 from app.engine.route import Route
-from app.errors import DeviceLost, RouteLost
+from app.errors import DeviceError, DeviceLost, RouteLost
 from app.rpc.connect import connect
 from app.rpc.device import RpcDevice
 from app.rpc.routes import RpcDeparture
@@ -289,6 +290,25 @@ def test_what_failed_before_a_push_fails_the_receiver_too(pair: list[RpcDevice])
     near.fill(source, 0, 64, 3)
     way.push(source, 0, 64).arrive(target, 0).result(WAIT_S)  # the route itself is sound
     assert bytes(far.read(target, 0, 64).result(WAIT_S)) == b"\x03" * 64
+
+
+def test_a_push_that_fails_late_leaves_what_waits_for_the_next_command_alone(pair: list[RpcDevice]) -> None:
+    """It was queued when nothing waited; what has come since is not its to send."""
+    near, far = pair
+    source, target = near.alloc(64), far.alloc(64)
+    way = route(near, far)
+    late: Future[bytes] = Future()
+    near.write(source, 0, late, size_bytes=64)
+    departure = way.push(source, 0, 64)
+    arrived = departure.arrive(target, 0)
+    far.write(target, 0, b"\x05" * 64)
+    late.set_exception(DeviceError("no bytes"))
+    for future in (departure.left, arrived, far.read(target, 0, 64)):
+        with pytest.raises(DeviceError, match="no bytes"):
+            future.result(WAIT_S)
+    assert bytes(far.read(target, 0, 64).result(WAIT_S)) == b"\x05" * 64
+    assert far.link.dispatcher.stats().commands["SET_TENSOR"] == 1
+    way.push(source, 0, 64).arrive(target, 0).result(WAIT_S)
 
 
 def test_a_route_is_opened_again_after_a_failure(pair: list[RpcDevice]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 
 import numpy as np
 import pytest
@@ -233,6 +234,18 @@ def test_what_rode_in_a_turn_that_fails_before_it_leaves_is_done_all_the_same(
         with pytest.raises(DeviceError, match="released"):
             far.read_rows(buffer, 256, BEST).result(WAIT_S)
         assert bytes(far.read(buffer, 256, 16).result(WAIT_S)) == np.add(*TERMS).tobytes()
+
+
+def test_bytes_that_come_after_a_loss_trouble_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever has them may be another device's thread."""
+    with remote(NumpyDevice("CPU")) as far:
+        later: Future[bytes] = Future()
+        sent = far.write(far.alloc(64), 0, later, size_bytes=16)
+        far.link.dispatcher.lose("cut")
+        later.set_result(bytes(16))
+        with pytest.raises(DeviceLost, match="cut"):
+            sent.result(WAIT_S)
+    assert not [record for record in caplog.records if record.name == "concurrent.futures"]
 
 
 def test_a_turn_that_fails_ends_the_session_with_the_reason() -> None:
